@@ -81,7 +81,7 @@ test-long-random: deps
 	SCORES_FIRST=$(call part,2000) SCORES_COUNT=$(call share,2000) $(long) passes --test differential -- scores::random_programs
 
 test-long-mutants: deps
-	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows:: mutations::
+	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows:: mutations:: events:: alone::
 	VERIFIER_SEED=$(call part,10000) VERIFIER_MUTANTS=$(call share,400000) $(long) passes --test verifiers -- search::
 
 # All mistakes that are kept in the compiler's source beside the right lines (ir/src/faults.rs), each on jobs until one shows what becomes of it: whether
@@ -120,6 +120,7 @@ test-long-endings: deps
 # these; the GPU kernels of all models, disassembled.
 test-long-kernels: deps
 	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_ any_program_of_scores
+	KERNELS=1 $(long) codegen --lib -- need_every agree
 	KERNELS=all $(long) mcc --test end_to_end -- gpu::kernels_of_the_models
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:

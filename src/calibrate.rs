@@ -19,7 +19,7 @@ use ir::kernel::Kernel;
 use ir::op::Collective;
 use ir::program::Job;
 use procfs::{CpuInfo, Current, Meminfo};
-use runtime::artifact::{self, Accept, Artifact};
+use runtime::artifact::{self, AcceptedArtifacts, Artifact};
 use runtime::cpu::{Threads, allowed_cores, stay_on};
 use runtime::data::{Encoding, Spec};
 use runtime::executor::{CommandOrder, arena_bytes};
@@ -174,7 +174,7 @@ fn compiled(work: &Path, model: &str, flags: &str, out: &str) -> anyhow::Result<
 
 fn read(machine: &Machine, dir: &Path) -> Result<Artifact, Failure> {
     files::look(dir, ExpectedInput::Artifact)?;
-    let artifact = artifact::read(dir, &Accept::Anyones)?;
+    let artifact = artifact::read(dir, &AcceptedArtifacts::Anyones)?;
     fits_artifact(machine, &artifact.manifest.target)?;
     if artifact.manifest.target == Target::Reference {
         return Err(misuse!("`{}` is interpreted: its kernels take no time of a machine", dir.display()).into());
@@ -264,7 +264,7 @@ fn exchange(work: &Path, rank_binary: &Path) -> Result<(Vec<ExchangeTime>, Vec<S
     for (((model, mesh), is_crowded), size) in kinds.flat_map(|kind| SIZES.iter().map(move |size| (kind, size))) {
         let line = format!("{model} {mesh} {size}");
         let out = compiled(work, model, &format!("{mesh} {size}"), "exchanges.mcc")?;
-        let artifact = artifact::read(&out, &Accept::Anyones)?;
+        let artifact = artifact::read(&out, &AcceptedArtifacts::Anyones)?;
         let timed = |order: CommandOrder| -> Result<Profile, Failure> {
             let options = RunOptions {
                 data: vec![Spec::parse(&text.display().to_string(), Encoding::Text)],

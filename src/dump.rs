@@ -18,13 +18,13 @@ use ir::program::{Action, Job, Program};
 use ir::progress::Progress;
 use mcc::targets::Targets;
 use passes::report::pipeline_timeline::{UNIT, timeline};
-use runtime::artifact::{Accept, Artifact};
+use runtime::artifact::{AcceptedArtifacts, Artifact};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     files::look(&args.artifact, ExpectedInput::Artifact)?;
-    let artifact = runtime::artifact::read(&args.artifact, &Accept::Anyones)?;
+    let artifact = runtime::artifact::read(&args.artifact, &AcceptedArtifacts::Anyones)?;
     let job = &artifact.job;
     if let Some(k) = args.class
         && k >= job.programs.len()

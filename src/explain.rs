@@ -20,7 +20,7 @@ use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::report::footprint::size;
 use passes::report::reshards::changes;
-use runtime::artifact::Accept;
+use runtime::artifact::AcceptedArtifacts;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives", "--time"].contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
-        let artifact = runtime::artifact::read(target, &Accept::Anyones)?;
+        let artifact = runtime::artifact::read(target, &AcceptedArtifacts::Anyones)?;
         machine.iter().try_for_each(|m| simulate::fits_artifact(m, &artifact.manifest.target))?;
         return show(args, &communication(&artifact.job, machine)?, communication_text);
     }
@@ -294,16 +294,21 @@ fn listed(list: &[u64]) -> String {
     list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Numbers in ascending runs: `0 to 3, 6`.
+/// Ascending numbers, runs of them in short: `0 to 3, 6`, and `0 to 56 by 8` of four or more.
 fn runs(list: &[u64]) -> String {
-    let mut runs: Vec<(u64, u64)> = vec![];
-    for k in list {
-        match runs.last_mut() {
-            Some(run) if run.1 + 1 == *k => run.1 = *k,
-            _ => runs.push((*k, *k)),
-        }
+    let (mut named, mut rest) = (vec![], list);
+    while let [first, behind @ ..] = rest {
+        let step = behind.first().and_then(|second| second.checked_sub(*first)).unwrap_or(0);
+        let more = (1..).zip(behind).take_while(|(k, n)| **n == first + k * step).count();
+        let counts = step == 1 || step > 1 && more >= 3;
+        let more = if counts { more } else { 0 };
+        named.push(match (more, step) {
+            (0, _) => first.to_string(),
+            (_, 1) => format!("{first} to {}", behind[more - 1]),
+            (_, step) => format!("{first} to {} by {step}", behind[more - 1]),
+        });
+        rest = &behind[more..];
     }
-    let named: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a} to {b}") }).collect();
     named.join(", ")
 }
 
@@ -331,4 +336,23 @@ fn line_text(ExplainedLine { line: l, exchanges, time }: &ExplainedLine) -> Stri
     }
     out.extend(time.iter().map(|t| time_text("time", t)));
     out + &exchanges_text(exchanges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn numbers_that_follow_each_other_are_runs() {
+        for (list, text) in [
+            (&[][..], ""),
+            (&[5], "5"),
+            (&[0, 1, 2, 6], "0 to 2, 6"),
+            (&[0, 8, 16], "0, 8, 16"),
+            (&[0, 8, 16, 24, 25, 26], "0 to 24 by 8, 25 to 26"),
+            (&[3, 3, 1], "3, 3, 1"),
+        ] {
+            assert_eq!(runs(list), text);
+        }
+    }
 }

@@ -141,6 +141,7 @@ fn of_conversion(error: &ConvertError) -> bool {
         ConvertError::Io { .. }
         | ConvertError::Malformed { .. }
         | ConvertError::Config { .. }
+        | ConvertError::Unsaid(_)
         | ConvertError::Tensors { .. }
         | ConvertError::Text { .. } => false,
     }

@@ -12,7 +12,7 @@ use ir::module::Module;
 use ir::options::Options;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
-use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify, verify_rest};
+use passes::compile::{BugEvidence, CompileError, damage, holds, run as run_pass, verify, verify_rest};
 use passes::shrink::shrink;
 use passes::table::{PASSES, Pass, find, verifiers};
 use std::fs;
@@ -44,7 +44,7 @@ struct OptWork {
 struct ModuleFailure {
     /// The pass, or the verifier.
     at: &'static str,
-    says: Complaint,
+    says: BugEvidence,
 }
 
 impl ModuleFailure {
@@ -52,9 +52,9 @@ impl ModuleFailure {
     /// and panics of one way say the same but for names and numbers.
     fn is_like(&self, other: &ModuleFailure) -> bool {
         let alike = match (&self.says, &other.says) {
-            (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant && kind(&a.to_string()) == kind(&b.to_string()),
-            (Complaint::Panic(a), Complaint::Panic(b)) => kind(a) == kind(b),
-            (Complaint::Violation(_) | Complaint::Panic(_), _) => false,
+            (BugEvidence::Violation(a), BugEvidence::Violation(b)) => a.invariant == b.invariant && kind(&a.to_string()) == kind(&b.to_string()),
+            (BugEvidence::Panic(a), BugEvidence::Panic(b)) => kind(a) == kind(b),
+            (BugEvidence::Violation(_) | BugEvidence::Panic(_), _) => false,
         };
         self.at == other.at && alike
     }
@@ -256,6 +256,21 @@ fn no_module(e: &ParseError, text: &str) -> Diagnostic {
     let line = text.lines().nth(e.line - 1).unwrap_or("");
     let col = line.chars().take(e.column - 1).map(char::len_utf8).sum::<usize>() as u32 + 1;
     let span = Span { file: 0, line: e.line as u32, col, len: 1 };
-    let d = Diagnostic::error("E0113", "this is no text of a module".to_string()).label(span, e.text.clone());
+    let modules = text.lines().filter(|l| *l == "module").count();
+    let what = if modules == 1 { "a line of this module cannot be read" } else { "this is no text of a module" };
+    let d = Diagnostic::error("E0113", what.to_string()).label(span, e.text.clone());
+    if modules == 1 {
+        return d.help("docs/ir.md explains what a module says");
+    }
+    let d = match text.split_whitespace().next() {
+        _ if modules > 1 => {
+            d.help(format!("it has {modules} modules: keep the lines of one, from `module` to the next; passes begin at any of them"))
+        }
+        Some("graph" | "sharded" | "local" | "program" | "kernel" | "#" | "//") => d.help(
+            "a dump of one level leaves out what verifiers and passes compare it with (the text, the options, other levels): \
+             `mcc compile MODEL.mdl --print-after PASS` prints all of it",
+        ),
+        _ => d,
+    };
     d.help("`mcc compile MODEL.mdl --stop-after PASS` prints one; docs/ir.md explains what it says")
 }

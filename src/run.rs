@@ -20,7 +20,7 @@ use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::LearningRateSchedule;
 use ir::provenance::Provenance;
-use runtime::artifact::{Accept, Artifact};
+use runtime::artifact::{AcceptedArtifacts, Artifact};
 use runtime::checkpoint;
 use runtime::conditions::{Change, model_changes};
 use runtime::data::{Encoding, Spec};
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     signals::listen(stop.clone(), if verbosity == Verbosity::Quiet { Announce::No } else { Announce::Yes })?;
     files::look(&args.artifact, ExpectedInput::Artifact)?;
     let keys = args.trust.iter().map(|file| PublicKey::read(file)).collect::<Result<Vec<_>, _>>()?;
-    let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
+    let accept = if keys.is_empty() { AcceptedArtifacts::Anyones } else { AcceptedArtifacts::SignedBy(&keys) };
     let artifact = runtime::artifact::read(&args.artifact, &accept)?;
     let find = |artifact: &Artifact| World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref());
     let (artifact, world) = match find(&artifact) {
@@ -435,7 +435,7 @@ fn resumed(args: &RunArgs, typed: &[String], leads: bool) -> Result<Option<PathB
 }
 
 /// Refuses a fallback that is none: it may be needed when nobody looks.
-fn of_one_model(args: &RunArgs, accept: &Accept, artifact: &Artifact) -> Result<(), Failure> {
+fn of_one_model(args: &RunArgs, accept: &AcceptedArtifacts, artifact: &Artifact) -> Result<(), Failure> {
     for path in [&args.artifact].into_iter().chain(&args.fallback).filter(|path| **path != artifact.dir) {
         files::look(path, ExpectedInput::Artifact)?;
         let other = runtime::artifact::read(path, accept)?;
@@ -447,7 +447,7 @@ fn of_one_model(args: &RunArgs, accept: &Accept, artifact: &Artifact) -> Result<
 }
 
 /// What runs where so many ranks are, which are not those of the artifact.
-fn fallback(args: &RunArgs, accept: &Accept, ranks: u64) -> Result<Artifact, Failure> {
+fn fallback(args: &RunArgs, accept: &AcceptedArtifacts, ranks: u64) -> Result<Artifact, Failure> {
     let mut have = vec![];
     for path in &args.fallback {
         files::look(path, ExpectedInput::Artifact)?;

@@ -16,7 +16,7 @@ use crate::text::{DiagnosticFormat, STDIN};
 use anyhow::Context;
 use ir::program::{Job, Stage};
 use passes::report::footprint::size;
-use runtime::artifact::Accept;
+use runtime::artifact::AcceptedArtifacts;
 use runtime::comm::Position;
 use runtime::executor::CommandOrder;
 use runtime::profile::{Profile, Ran, TimedStep};
@@ -74,7 +74,7 @@ pub fn run(args: &SimulateArgs, typed: &[String], machine: &Machine) -> Result<(
         if let Some(flag) = typed.iter().find(|f| !OWN.contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", args.what.display()).into());
         }
-        let artifact = runtime::artifact::read(&args.what, &Accept::Anyones)?;
+        let artifact = runtime::artifact::read(&args.what, &AcceptedArtifacts::Anyones)?;
         fits_artifact(machine, &artifact.manifest.target)?;
         return show(&artifact.job, machine, options, args);
     }

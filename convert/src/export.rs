@@ -194,7 +194,7 @@ fn carried(sources: &mut Sources, saved: &Provenance, defines: &[(String, String
 fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Result<Option<Vec<u8>>, ConvertError> {
     let refused = |what| ConvertError::Config { path: beside.into(), what };
     if !beside.exists() {
-        return Ok(made(model, dtype).map_err(refused)?.map(|config| config::bytes(&config)));
+        return Ok(made(model, dtype).map_err(ConvertError::Unsaid)?.map(|config| config::bytes(&config)));
     }
     let (original, config) = read_config(beside)?;
     let reading = config::read(&config).map_err(refused)?;

@@ -46,6 +46,13 @@ pub enum ConvertError {
     /// Fields that are missing, or that ask for a computation which the model text does not have.
     #[error("`{}` describes a model that cannot be imported:{}", .path.display(), list(.what))]
     Config { path: PathBuf, what: Vec<String> },
+    /// Settings of an exported model that no architecture's config can say.
+    #[error(
+        "no config.json can be written for this model, as no architecture that mcc knows computes the same:{}\nA model with another name than one of \
+         models/ and a section `weights hf` is exported without a config: `model my_llama(..)`, and `mcc export hf --model FILE.mdl`",
+        list(.0)
+    )]
+    Unsaid(Vec<String>),
     /// Tensors that are missing, unread, of another shape or dtype.
     #[error("the tensors of `{}` do not fit the model:{}", .path.display(), list(.what))]
     Tensors { path: PathBuf, what: Vec<String> },

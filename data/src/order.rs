@@ -90,7 +90,7 @@ pub enum OrderError {
     Length,
     #[error("documents {} to {} of {of} are asked for", .asked.start, .asked.end)]
     Documents { asked: Range<u64>, of: u64 },
-    #[error("{}; give this part more of the split, leave it out, or leave out the data set", nothing(.0))]
+    #[error("{}; give this part more of the split or nothing (as in 95,5,0), or leave out the data set", nothing(.0))]
     Empty(Range<u64>),
     #[error("{samples} samples; an order has at most {MOST}: ask for fewer, or for longer sequences")]
     Samples { samples: u128 },
@@ -364,7 +364,7 @@ mod tests {
         let text = empty.err().map(|e| e.to_string());
         assert_eq!(
             text.as_deref(),
-            Some("its documents 0 to 2 have no tokens; give this part more of the split, leave it out, or leave out the data set")
+            Some("its documents 0 to 2 have no tokens; give this part more of the split or nothing (as in 95,5,0), or leave out the data set")
         );
         let none = Order::build(&Rule { documents: 2..2, ..rule(ExtraToken::Included, Remainder::Dropped, Some(3), 2) }, &bytes(&[1, 1]));
         assert!(none.err().is_some_and(|e| e.to_string().starts_with("the split leaves it no document; give")));

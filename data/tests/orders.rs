@@ -165,7 +165,7 @@ fn what_cannot_be_asked_for_is_refused() {
     let said = |request: &Request| dataset::open(request).err().expect("refused").to_string().replace(&format!("{}/", folder.path().display()), "");
     assert_eq!(
         said(&with("99,1", None, [Some(1); 3])),
-        "`x`, valid: the split leaves it no document; give this part more of the split, leave it out, or leave out the data set"
+        "`x`, valid: the split leaves it no document; give this part more of the split or nothing (as in 95,5,0), or leave out the data set"
     );
     assert_eq!(said(&with("1", Some(vec![1.0]), [None; 3])), "the blend of train: weights need a number of samples that is to be drawn by them");
     let opened = dataset::open(&with("1", None, [None; 3])).expect("opened");

@@ -73,7 +73,8 @@ pub fn name(name: &str) -> Option<&'static str> {
         "pow" => "a power is written `x ^ 2`",
         "float" | "to" | "cast" => "`f32(x)`, `real(x)` and `i32(x)` convert",
         "len" | "size" | "shape" => "a dim's name is its size: `hidden / 2`",
-        "print" => "`metric name = max(abs(x));` is shown by `mcc run -v`",
+        "bf16" | "f16" | "half" | "bfloat16" => "`real(x)` converts to the precision that is compiled for, `f32(x)` to f32",
+        "print" => "`metric name = mean(max(abs(x), over: [seq, hidden]));` is shown by `mcc run -v`",
         _ => return None,
     })
 }

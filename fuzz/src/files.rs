@@ -2,7 +2,7 @@
 
 use crate::fixture;
 use ir::dim::Order;
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::op::DType;
 use ir::program::{Extent, InputEntry, Interval, Job};
 use runtime::checkpoint::{Distributed, METADATA, Stored};
@@ -28,7 +28,7 @@ fn reader() -> Job {
         default,
         takes: Some(vec![Interval { least: 0, most: 255 }]),
     };
-    Job { inputs: vec![entry("tokens", None), entry("targets", Some(Feed::Next(0)))], ..job() }
+    Job { inputs: vec![entry("tokens", None), entry("targets", Some(InputDefault::Next(0)))], ..job() }
 }
 
 /// A file with these bytes, always the same one of this process: in memory, where the system has such a directory.

@@ -191,6 +191,15 @@ impl Dims {
         &self[dim].name
     }
 
+    /// The name as texts write it: `keys`, and `keys#1` for the second dim of that name.
+    pub fn label(&self, dim: Dim) -> String {
+        let name = self.name(dim);
+        match self.list[..dim.0 as usize].iter().filter(|d| d.name == name).count() {
+            0 => name.into(),
+            k => format!("{name}#{k}"),
+        }
+    }
+
     /// The dim that this one is, directly or not, a copy of; itself if of none.
     pub fn original(&self, mut dim: Dim) -> Dim {
         while let Some(d) = self[dim].copy_of {

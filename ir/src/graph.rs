@@ -270,7 +270,7 @@ pub struct Input {
     /// Element type and dims, of which the batch is the global one.
     pub ty: Type,
     /// What it holds if no file is named for it; `None` if one has to be.
-    pub default: Option<Feed>,
+    pub default: Option<InputDefault>,
     /// `@any`: the text means whatever the data holds, also where it is no index of a table.
     pub any: bool,
     /// Where the model text declares it; `None` if that is not known.
@@ -279,7 +279,7 @@ pub struct Input {
 
 /// What an input holds if no file is named for it. The number is the input it derives from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Feed {
+pub enum InputDefault {
     /// The same number everywhere.
     Const(Real),
     /// The element after this one along the last dim.
@@ -294,25 +294,29 @@ pub enum Feed {
     Ahead(u32),
 }
 
-impl Feed {
+impl InputDefault {
     /// The input that it derives from.
     pub fn source(&self) -> Option<u32> {
         match self {
-            Feed::Const(_) => None,
-            Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _) | Feed::Ahead(i) => Some(*i),
+            InputDefault::Const(_) => None,
+            InputDefault::Next(i)
+            | InputDefault::Prev(i, _)
+            | InputDefault::Documents(i, _)
+            | InputDefault::Positions(i, _)
+            | InputDefault::Ahead(i) => Some(*i),
         }
     }
 
     /// The same of another input.
     #[must_use]
-    pub fn derived_from(self, new: impl Fn(u32) -> u32) -> Feed {
+    pub fn derived_from(self, new: impl Fn(u32) -> u32) -> InputDefault {
         match self {
-            Feed::Const(x) => Feed::Const(x),
-            Feed::Next(i) => Feed::Next(new(i)),
-            Feed::Prev(i, first) => Feed::Prev(new(i), first),
-            Feed::Documents(i, separator) => Feed::Documents(new(i), separator),
-            Feed::Positions(i, separator) => Feed::Positions(new(i), separator),
-            Feed::Ahead(i) => Feed::Ahead(new(i)),
+            InputDefault::Const(x) => InputDefault::Const(x),
+            InputDefault::Next(i) => InputDefault::Next(new(i)),
+            InputDefault::Prev(i, first) => InputDefault::Prev(new(i), first),
+            InputDefault::Documents(i, separator) => InputDefault::Documents(new(i), separator),
+            InputDefault::Positions(i, separator) => InputDefault::Positions(new(i), separator),
+            InputDefault::Ahead(i) => InputDefault::Ahead(new(i)),
         }
     }
 }

@@ -38,7 +38,7 @@ pub fn check(body: &Body, v: Value) -> Result<(), TypeError> {
     if want.dtype != node.ty.dtype {
         return fail(format!("the result is {}, not {}", want.dtype.name(), node.ty.dtype.name()));
     }
-    let names = |dims: &[Dim]| dims.iter().map(|d| format!("{}#{}", body.dims.name(*d), d.0)).collect::<Vec<_>>().join(", ");
+    let names = |dims: &[Dim]| dims.iter().map(|d| body.dims.label(*d)).collect::<Vec<_>>().join(", ");
     if want.dims.len() != node.ty.dims.len() || want.dims.iter().any(|d| !node.ty.has(*d)) {
         return fail(format!("the result has [{}], not [{}]", names(&want.dims), names(&node.ty.dims)));
     }

@@ -10,12 +10,12 @@ mod params;
 
 pub use crate::op::{Channel, Collective};
 pub use commands::{Action, BodyKind, Call, Command, ProgramBody, Stream};
-pub use memory::{Arena, BLOCK, Buffer, Content, MOST_BYTES, Place, Space, linear, own_part};
-pub use params::{Bucket, Holds, ParamShard, Piece, Role};
+pub use memory::{Arena, BLOCK, Buffer, BufferAddress, Content, MOST_BYTES, Space, linear, own_part};
+pub use params::{Bucket, ParamRole, ParamShard, Piece, Role};
 
 use crate::diag::{Source, Span};
 use crate::dim::Order;
-use crate::graph::{Feed, Init};
+use crate::graph::{Init, InputDefault};
 use crate::kernel::Kernel;
 use crate::mesh::{Mesh, SubAxis};
 use crate::model::Train;
@@ -251,7 +251,7 @@ pub struct InputEntry {
     /// Whole dims, `batch` being the global batch.
     pub dims: Vec<Extent>,
     /// What it holds if no file is named for it; `None` if one has to be.
-    pub default: Option<Feed>,
+    pub default: Option<InputDefault>,
     /// Of an input of integers: all that it may hold, least first and apart from each other. Whatever else would be an index outside of its table.
     pub takes: Option<Vec<Interval>>,
 }
@@ -309,7 +309,7 @@ pub struct Program {
     pub stashes: Vec<Stash>,
     /// Indexed by [`GroupId`].
     pub groups: Vec<Group>,
-    /// Slots of [`Stage::params`] whose parameter [`Holds::Copies`].
+    /// Slots of [`Stage::params`] whose parameter [`ParamRole::Copies`].
     pub copied: BTreeSet<u32>,
     /// Slots after those of [`Stage::params`], in order.
     pub buckets: Vec<Bucket>,

@@ -2,13 +2,13 @@
 
 use crate::commands::allocate::allocate;
 use crate::lower::job;
-use crate::table::{OF_LOGICAL, PASSES, Pass, Verifier, verifiers};
+use crate::table::{PASSES, Pass, Verifier, verifiers};
 use crate::{partition, start};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::local::Local;
 use ir::model::Model;
-use ir::module::{GlobalGraph, Graphs, Level, Module};
+use ir::module::{GlobalGraph, Graphs, JobLevel, Level, Module};
 use ir::op::DType;
 use ir::options::Options;
 use ir::pipeline::PassOrder;
@@ -71,7 +71,7 @@ pub struct CompilerBug {
     /// Name of the pass after which it showed; `start` if it was before all passes.
     pub pass: &'static str,
     /// The broken invariant, or the panic.
-    pub complaint: Complaint,
+    pub complaint: BugEvidence,
     /// What repeats it, if there was a module.
     pub reproducer: Option<Reproducer>,
 }
@@ -88,7 +88,7 @@ pub struct Reproducer {
 
 /// What shows a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Complaint {
+pub enum BugEvidence {
     /// An invariant that a verifier found broken.
     #[error(transparent)]
     Violation(#[from] Violation),
@@ -97,12 +97,12 @@ pub enum Complaint {
     Panic(String),
 }
 
-impl Complaint {
+impl BugEvidence {
     /// The invariant that does not hold.
     pub fn invariant(&self) -> Option<Invariant> {
         match self {
-            Complaint::Violation(v) => Some(v.invariant),
-            Complaint::Panic(_) => None,
+            BugEvidence::Violation(v) => Some(v.invariant),
+            BugEvidence::Panic(_) => None,
         }
     }
 }
@@ -225,14 +225,15 @@ impl<'a> Compile<'a> {
         CompileError::Broken(Box::new(CompilerBug { reproducer: Some(Reproducer { first: self.first.clone(), passes }), ..broken }))
     }
 
-    /// The first pass over logical graphs that changed their meaning, which is verified only once for all of them.
+    /// The first pass after which a verifier refuses the module. A compile runs `meaning`, `equivalence` and
+    /// `lowering` once for several passes, so the pass before a refusal need not be the wrong one.
     fn blamed(&self) -> Option<CompilerBug> {
         let mut module = self.first.clone();
         for pass in &self.done {
-            if module.level() > OF_LOGICAL.levels.1 || unwound(|| (pass.run)(&mut module)).ok()?.is_err() {
+            if unwound(|| (pass.run)(&mut module)).ok()?.is_err() {
                 return None;
             }
-            if let Err(complaint) = holds(OF_LOGICAL, &module) {
+            if let Err(complaint) = verifiers(&module).try_for_each(|v| holds(v, &module).map(|_| ())) {
                 return Some(CompilerBug { pass: pass.name, complaint, reproducer: None });
             }
         }
@@ -299,7 +300,7 @@ pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> 
 /// A bug in mcc, without what repeats it.
 pub fn verify_rest(module: &Module, pass: &'static Pass) -> Result<Vec<Diagnostic>, CompileError> {
     let rest = verifiers(module).filter(|v| pass.verifiers.iter().all(|own| own.name != v.name));
-    let said: Result<Vec<_>, Complaint> = rest.map(|v| holds(v, module)).collect();
+    let said: Result<Vec<_>, BugEvidence> = rest.map(|v| holds(v, module)).collect();
     said.map(|w| w.concat()).map_err(|complaint| broken(pass, complaint))
 }
 
@@ -307,11 +308,11 @@ pub fn verify_rest(module: &Module, pass: &'static Pass) -> Result<Vec<Diagnosti
 ///
 /// # Errors
 /// What it says.
-pub fn holds(verifier: &Verifier, module: &Module) -> Result<Vec<Diagnostic>, Complaint> {
-    unwound(|| (verifier.run)(module)).and_then(|held| held.map_err(Complaint::Violation))
+pub fn holds(verifier: &Verifier, module: &Module) -> Result<Vec<Diagnostic>, BugEvidence> {
+    unwound(|| (verifier.run)(module)).and_then(|held| held.map_err(BugEvidence::Violation))
 }
 
-fn broken(pass: &'static Pass, complaint: Complaint) -> CompileError {
+fn broken(pass: &'static Pass, complaint: BugEvidence) -> CompileError {
     CompileError::Broken(Box::new(CompilerBug { pass: pass.name, complaint, reproducer: None }))
 }
 
@@ -335,11 +336,11 @@ pub fn damage(m: &mut Module) {
 }
 
 /// The result of a function, or the message of its panic.
-fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, Complaint> {
+fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, BugEvidence> {
     // This is safe to unwind, as a module that a panic left behind is not read again.
     catch_unwind(AssertUnwindSafe(run)).map_err(|said| {
         let text = said.downcast_ref::<String>().map(String::as_str).or(said.downcast_ref::<&str>().copied());
-        Complaint::Panic(text.unwrap_or("without a word").into())
+        BugEvidence::Panic(text.unwrap_or("without a word").into())
     })
 }
 
@@ -362,7 +363,7 @@ impl Compiled {
     /// The first broken invariant.
     pub fn verify(&self) -> Result<(), Violation> {
         verify::job::verify(&self.job)?;
-        verify::lowering::verify(&self.job, &self.locals, &self.evaluation)
+        verify::lowering::verify(&self.job, JobLevel::All, &self.locals, &self.evaluation)
     }
 }
 

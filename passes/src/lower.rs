@@ -29,7 +29,7 @@ use ir::graph::{Users, Value};
 use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op};
-use ir::program::{Arena, BodyId, Bucket, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
+use ir::program::{Arena, BodyId, Bucket, BufferAddress, BufferId, Command, Content, Group, GroupId, KernelId, Program, Space};
 use items::WorkItem;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
@@ -133,7 +133,7 @@ struct LocalLowering<'l, 'a, 'k> {
     /// Where a value lies, once computed.
     views: HashMap<Value, View>,
     /// Indices in memory, by chunk, memory and what they count.
-    indices: HashMap<(Chunk, Space, IndexMap, Order), Place>,
+    indices: HashMap<(Chunk, Space, IndexMap, Order), BufferAddress>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
     /// Products that are added to the buffer of their sum.
@@ -153,7 +153,7 @@ struct LocalLowering<'l, 'a, 'k> {
     /// Where what is being made is.
     space: Space,
     /// Where the bool is without which it is left out.
-    predicate: Option<Place>,
+    predicate: Option<BufferAddress>,
     /// Where a value lies in the memory that it was not made in, by the chunk that uses it there.
     moved: HashMap<(Value, Chunk), View>,
     /// Slots whose new parameters are written.

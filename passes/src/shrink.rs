@@ -3,7 +3,7 @@
 //! A candidate need not make sense. Whoever asks has to refuse modules that fail in another way, so that what is left fails in the same one.
 
 use ir::dim::{Dim, DimInfo};
-use ir::graph::{Body, Feed, Graph, Input, Origin, Value};
+use ir::graph::{Body, Graph, Input, InputDefault, Origin, Value};
 use ir::local::Local;
 use ir::model::Train;
 use ir::module::{GlobalGraph, Graphs, Module};
@@ -337,7 +337,7 @@ fn drop_entries(graph: &mut Graph) {
         }
     }
     params.extend(graph.grads.iter().map(|g| g.0).chain(graph.updates.iter().map(|u| u.param)));
-    let fed: Vec<u32> = graph.inputs.iter().filter_map(|x| x.default.as_ref().and_then(Feed::source)).collect();
+    let fed: Vec<u32> = graph.inputs.iter().filter_map(|x| x.default.as_ref().and_then(InputDefault::source)).collect();
     inputs.extend(fed);
     let new = |used: &HashSet<u32>, x: u32| (0..x).filter(|y| used.contains(y)).count() as u32;
     for node in &mut graph.body.nodes {

@@ -8,7 +8,7 @@ use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optim
 use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, update_pieces, zero};
 use crate::lower::job;
 use crate::partition;
-use crate::partition::stored_rows::Room;
+use crate::partition::stored_rows::RowBudget;
 use crate::report::{complaints, sizes};
 use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
@@ -16,7 +16,7 @@ use ir::graph::Graph;
 use ir::module::{GlobalGraph, Graphs, JobLevel, Level, Module};
 use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, ParamOffload, RowChoice, TpOverlap, Zero};
 use ir::program::Job;
-use verify::{LocusPart, Violation, references};
+use verify::{LocationPart, Violation, references};
 
 /// Warnings of a pass that is done, or what the user has to mend before it can be.
 pub type PassResult = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
@@ -115,7 +115,7 @@ const SERIAL: Verifier = Verifier {
 const LOWERING: Verifier = Verifier {
     name: "lowering",
     summary: "Every program computes its local graphs, and the job describes them.",
-    levels: (Level::Job, Level::Job),
+    levels: (Level::Commands, Level::Job),
     run: |m| shown(refined(m)),
 };
 
@@ -258,7 +258,7 @@ pub const PASSES: &[Pass] = &[
         wanted: always,
         run: |m| {
             let Module { options, pipeline, training, evaluation, .. } = m;
-            let room = Room { buffer: options.moe_buffer, passes: options.moe_passes };
+            let room = RowBudget { buffer: options.moe_buffer, passes: options.moe_passes };
             let made = |graphs: &Graphs, training: Option<&Graphs>| {
                 let training = training.map(Graphs::sharded);
                 partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), room)
@@ -469,8 +469,8 @@ fn unless(complaints: Vec<Diagnostic>) -> PassResult {
 
 /// Looks at the graphs of the step, then at those of an evaluation.
 fn both(m: &Module, of: impl Fn(&Graphs) -> Verification) -> Verification {
-    of(&m.training).map_err(|e| e.within(LocusPart::Training))?;
-    of(&m.evaluation).map_err(|e| e.within(LocusPart::Evaluation))
+    of(&m.training).map_err(|e| e.within(LocationPart::Training))?;
+    of(&m.evaluation).map_err(|e| e.within(LocationPart::Evaluation))
 }
 
 fn shown(held: Verification) -> Result<Vec<Diagnostic>, Violation> {
@@ -499,7 +499,7 @@ fn partitioned(m: &Module) -> Verification {
 }
 
 fn locals(m: &Module) -> Verification {
-    let class = |l: &ir::local::Local| LocusPart::Class(l.stages.first().map_or(0, |s| s.0));
+    let class = |l: &ir::local::Local| LocationPart::Class(l.stages.first().map_or(0, |s| s.0));
     both(m, |g| {
         let sharded = references::whole(g)?;
         g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, sharded).map_err(|e| e.within(class(l))))
@@ -520,5 +520,5 @@ fn refined(m: &Module) -> Verification {
     let Some(job) = &m.job else { return Ok(()) };
     both(m, |g| references::whole(g).map(|_| ()))?;
     verify::lowering::described::verify(job, m)?;
-    verify::lowering::verify(job, &m.training.locals, &m.evaluation)
+    verify::lowering::verify(job, m.settled, &m.training.locals, &m.evaluation)
 }

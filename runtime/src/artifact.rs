@@ -16,7 +16,7 @@
 //! ([`verify::job`]). Each file is read once; what is used are the bytes that were hashed.
 //!
 //! A hash says that bytes are those which the manifest was written for. Who wrote the manifest, and so whether its
-//! code does what its job says, only a signature can tell ([`Accept`]).
+//! code does what its job says, only a signature can tell ([`AcceptedArtifacts`]).
 
 mod contents;
 mod manifest;
@@ -27,7 +27,7 @@ mod write;
 
 pub use contents::SealedFile;
 pub use manifest::{FileEntry, Manifest};
-pub use read::{Accept, read};
+pub use read::{AcceptedArtifacts, read};
 pub use write::{ArtifactParts, Kernels, write, write_unless};
 
 use crate::check::CheckError;

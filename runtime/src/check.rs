@@ -9,11 +9,13 @@
 
 use crate::strides::reach;
 use ir::dim::{Base, Dim, IndexMap, Linear, Order};
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Extent, Job, Place, Program, ProgramPhase, Space, Stage, Stream};
+use ir::program::{
+    Action, Arena, BLOCK, Buffer, BufferAddress, BufferId, Command, Content, Extent, Job, Program, ProgramPhase, Space, Stage, Stream,
+};
 use std::collections::BTreeSet;
 
 /// The first thing that is wrong with a job, and where.
@@ -128,7 +130,7 @@ fn whole(job: &Job) -> CheckResult {
         ensure(table.data.len() as u64 == expected, || format!("table `{}` has {} elements, not {expected}", table.name, table.data.len()))?;
     }
     for input in &job.inputs {
-        let source = input.default.as_ref().and_then(Feed::source);
+        let source = input.default.as_ref().and_then(InputDefault::source);
         ensure(source.is_none_or(|i| (i as usize) < job.inputs.len()), || format!("input `{}` derives from no input", input.name))?;
     }
     Ok(())
@@ -350,7 +352,7 @@ fn buffer(program: &Program, id: BufferId) -> Result<&Buffer, String> {
 }
 
 /// `count` elements from a place on are within its buffer, and of this dtype.
-fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, count: u64) -> CheckResult {
+fn place_sound(mesh: &Mesh, program: &Program, place: &BufferAddress, dtype: DType, count: u64) -> CheckResult {
     let buffer = buffer(program, place.buffer)?;
     ensure(buffer.dtype == dtype, || format!("buffer `{}` is {}, not {}", buffer.name, buffer.dtype.name(), dtype.name()))?;
     let end = place.offset.checked_add(greatest(mesh, &place.coords)?).and_then(|s| s.checked_add(count));

@@ -158,7 +158,16 @@ fn first_op(kernel: &Kernel, inputs: Vec<Vec<f64>>, scalars: &[f64]) -> Option<S
     };
     let v = body.values().find(|v| !body[*v].op.is_source() && !fits(*v) && body[*v].args.iter().all(|a| fits(*a)))?;
     // The command says where in the model the op stands, as layers share kernels.
-    Some(format!("op {}", body[v].op.name()))
+    let operands: Vec<String> = body[v].args.iter().filter(|a| body[**a].ty.dtype.is_float()).map(|a| range(&values[a.index()])).collect();
+    let of = if operands.is_empty() { String::new() } else { format!(" of {}", operands.join(" and ")) };
+    Some(format!("op {}{of}", body[v].op.name()))
+}
+
+/// `numbers from -3.1 to 88.9`, of finite numbers.
+fn range(numbers: &[f64]) -> String {
+    let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if least == most { format!("{least:.4e}") } else { format!("numbers from {least:.4e} to {most:.4e}") }
 }
 
 #[cfg(test)]
@@ -172,7 +181,7 @@ mod tests {
         // This is the loss: y - t is finite, and its square is beyond f32.
         let y = vec![1e30; fixture::BATCH as usize];
         let t = vec![0.0; fixture::BATCH as usize];
-        assert_eq!(first_op(&job.kernels[1], vec![y, t.clone()], &[]), Some("op mul".into()));
+        assert_eq!(first_op(&job.kernels[1], vec![y, t.clone()], &[]), Some("op mul of 1.0000e30 and 1.0000e30".into()));
         assert_eq!(first_op(&job.kernels[1], vec![t.clone(), t], &[]), None);
     }
 }

@@ -15,7 +15,7 @@ use crate::profile::{Clock, Recorded, TimedStep, now};
 use crate::scale::Scaler;
 use crate::target::DeviceKind;
 use crate::weights::Weights;
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::op::DType;
 use ir::program::{InputEntry, Interval, Job, ProgramPhase};
 use ir::random::{mix, uniform};
@@ -162,10 +162,10 @@ fn drawn(input: &InputEntry, seed: u64) -> Tensor {
     let (elements, columns) = (sizes.iter().product::<u64>(), sizes.last().copied().unwrap_or(1).max(1));
     let widest = input.takes.iter().flatten().max_by_key(|i| i64::from(i.most) - i64::from(i.least));
     let value = |k: u64| match (&input.default, widest) {
-        (Some(Feed::Const(value)), _) => value.0,
+        (Some(InputDefault::Const(value)), _) => value.0,
         // Each line is one document.
-        (Some(Feed::Documents(..)), _) => 0.0,
-        (Some(Feed::Positions(..)), _) => (k % columns) as f64,
+        (Some(InputDefault::Documents(..)), _) => 0.0,
+        (Some(InputDefault::Positions(..)), _) => (k % columns) as f64,
         (_, Some(Interval { least, most })) if input.dtype == DType::I32 => {
             f64::from(*least) + (mix(mix(seed) ^ k) % (i64::from(*most) - i64::from(*least) + 1) as u64) as f64
         }

@@ -1,6 +1,6 @@
 //! A rank's process: reads its orders, trains, says what happens.
 
-use crate::artifact::{self, Accept, Artifact, ArtifactError};
+use crate::artifact::{self, AcceptedArtifacts, Artifact, ArtifactError};
 use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, KernelLibrary};
@@ -19,7 +19,7 @@ use crate::reference::{Plans, Reference};
 use crate::saver::{NotFinite, Saver};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
-use crate::shm::{Begin, Board, Segment, SegmentLayout, Shm, Wires};
+use crate::shm::{Begin, Segment, SegmentLayout, Shm, StatusBoard, Wires};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::diag::Help;
@@ -102,6 +102,10 @@ impl WorkerError {
             WorkerError::Exec(e) => e.fault.help(),
             WorkerError::Data(e) => e.help(),
             WorkerError::NotFinite { .. } => Some(Help::from("a lower learning rate or ").option(OptionName::Clip).and(" may keep it finite")),
+            WorkerError::FirstStep { found, .. } if !found.is_finite() => Some(Help::from(
+                "in f64 it is finite, so a number is most likely beyond the range of the run's dtype: without --check-first-step the run ends at this step \
+                 too and names the op, with the range of its operands",
+            )),
             WorkerError::FirstStep { .. } => Some(Help::from(
                 "the same artifact on other machines shows whether it is the hardware, and the text compiled for one rank whether it is \
                  kernels or exchanges: please report these with the text; without --check-first-step the run trains with what it has",
@@ -142,7 +146,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
     let segment = Segment::map(&memory).map_err(WorkerError::Orders)?;
     let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
     // The launcher has verified the artifact, and its signature if it was to.
-    let artifact = artifact::read(&orders.artifact, &Accept::Verified(&orders.id))?;
+    let artifact = artifact::read(&orders.artifact, &AcceptedArtifacts::Verified(&orders.id))?;
     let layout = SegmentLayout::new(&artifact.job, &artifact.manifest.target, first);
     if rank >= layout.world {
         return Err(WorkerError::World { rank, world: layout.world });
@@ -150,7 +154,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
     if layout.bytes > segment.bytes() {
         return Err(WorkerError::Orders(io::Error::new(io::ErrorKind::InvalidData, "its memory is too small")));
     }
-    let board = Board { segment: &segment, layout: &layout };
+    let board = StatusBoard { segment: &segment, layout: &layout };
     let [near, _] = orders.seats(rank, layout.world);
     let threads = orders.threads(rank, layout.world);
     let spins = threads.spins;

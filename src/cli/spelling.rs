@@ -69,7 +69,7 @@ pub fn avoided_by(change: &AvoidedBy) -> String {
         AvoidedBy::SameData(axis) => format!("with {} 1: its ranks see other data", of_axis(*axis)),
         AvoidedBy::OneStage => format!("with {} 1, or if one stage had all of it", flag(OptionName::Pp)),
         AvoidedBy::Unlisted { axis, dim } => format!("with {} 1, or if the plan's `{axis}` did not list `{dim}`", of_axis(*axis)),
-        AvoidedBy::Unsplit(axis) => format!("if the plan's `{axis}` split nothing that is summed over here"),
+        AvoidedBy::Unsplit(axis) => format!("with {} 1, or if the plan's `{axis}` listed no dim that is summed over here", of_axis(*axis)),
     }
 }
 

@@ -15,7 +15,7 @@ use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
 use ir::work::Work;
-use runtime::artifact::{self, Accept};
+use runtime::artifact::{self, AcceptedArtifacts};
 use runtime::checked::Instrumentation;
 use runtime::gpu::cuda::Described;
 use serde::{Deserialize, Serialize};
@@ -212,7 +212,7 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
     let (cases, Gpt { batch, .. }) = cases(check);
     let (model, flags) = cases.get(number).ok_or_else(|| anyhow!("{} models are timed", cases.len()))?;
     let flags = format!("--dtype bf16 {flags} --micro-batch-size {batch} --global-batch-size {batch}");
-    let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &Accept::Anyones)?;
+    let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &AcceptedArtifacts::Anyones)?;
     let launches: BTreeMap<u32, Option<f64>> = if predicts(check) {
         launches(&artifact.job, 0).into_keys().map(|id| (id.0, None)).collect()
     } else {

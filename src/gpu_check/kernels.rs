@@ -9,7 +9,7 @@ use ir::kernel::Kernel;
 use ir::kernel::distance::narrowest;
 use ir::op::DType;
 use ir::program::ProgramPhase;
-use runtime::artifact::{self, Accept, Artifact};
+use runtime::artifact::{self, AcceptedArtifacts, Artifact};
 use runtime::checked::{Instrumentation, InstrumentedDevice, Verdict};
 use runtime::data::{Data, Encoding, Spec};
 use runtime::device::ThreadResources;
@@ -158,7 +158,7 @@ pub fn run(check: &Check) -> anyhow::Result<Kernels> {
 pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<KernelCheck>> {
     let cases = cases(check);
     let (model, flags, beside) = cases.get(number).ok_or_else(|| anyhow!("there are {} cases of kernels", cases.len()))?;
-    let artifact = artifact::read(&check.compile(model, flags, &check.target)?, &Accept::Anyones)?;
+    let artifact = artifact::read(&check.compile(model, flags, &check.target)?, &AcceptedArtifacts::Anyones)?;
     let other = if *beside { Some(gpu::open(&artifact, DeviceKind::Emulated, threads())?) } else { None };
     let mut task = Instrumentation::Check { other, verdicts: BTreeMap::new() };
     step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;

@@ -27,6 +27,7 @@ use std::fs;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What flags hold a choice.
 const HELD: [(&str, Choice); 24] = [
@@ -72,6 +73,31 @@ pub struct Searching<'a> {
     layers: Option<String>,
     kept: Cache,
     bar: Option<ProgressBar>,
+    /// Where there is no terminal for a bar.
+    lines: ProgressLines,
+}
+
+/// How far a search is, in lines of a log: one each [`ProgressLines::EVERY`].
+struct ProgressLines {
+    begun: Instant,
+    last: Mutex<Instant>,
+}
+
+impl ProgressLines {
+    const EVERY: Duration = Duration::from_secs(30);
+
+    fn new() -> ProgressLines {
+        let begun = Instant::now();
+        ProgressLines { begun, last: Mutex::new(begun) }
+    }
+
+    fn say(&self, what: &str, done: usize) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.elapsed() >= ProgressLines::EVERY {
+            *last = Instant::now();
+            note!("{what}: {done} so far, after {} s; --whole N tries fewer", self.begun.elapsed().as_secs());
+        }
+    }
 }
 
 impl<'a> Searching<'a> {
@@ -120,7 +146,7 @@ impl<'a> Searching<'a> {
         let kept =
             Cache { directory: cache_dir().filter(|_| !args.no_cache), key: key(&text, &base, &machine, threads, typed), own: Mutex::default() };
         let (facts, sources) = (ModelFacts::of(&first.training), frontend::without_library(&first.sources));
-        Ok(Searching { args, text, sources, machine, base, fixed, facts, layers, kept, bar: bar() })
+        Ok(Searching { args, text, sources, machine, base, fixed, facts, layers, kept, bar: bar(), lines: ProgressLines::new() })
     }
 
     /// Searches for so many ranks and sequences of a step.
@@ -132,15 +158,15 @@ impl<'a> Searching<'a> {
         let of_stage = |job: &Job, stage| footprint(job, stage, &base.targets, 0);
         let bytes = |job: &Job| Footprints::new(job, &of_stage).most_of(memory).1.of_space(memory);
         let progress = |phase: SearchPhase, done: usize, most: usize| {
-            let Some(bar) = &self.bar else { return };
             let what = match phase {
                 SearchPhase::Samples => "samples of layers",
                 SearchPhase::Plans => "whole plans",
                 SearchPhase::Changes => "changes to the best",
                 SearchPhase::Settled => "the best as they run",
             };
+            let Some(bar) = &self.bar else { return self.lines.say(what, done) };
             bar.set_message(if args.gpus.all().len() > 1 { format!("{what} of {ranks} devices") } else { what.into() });
-            bar.set_length(most as u64);
+            bar.set_length(most.max(done) as u64);
             bar.set_position(done as u64);
         };
         let options = Options { global_batch: batch, ..base.options.clone() };

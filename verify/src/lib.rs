@@ -35,4 +35,4 @@ mod terms;
 mod violation;
 
 pub use invariant::{BEYOND_TEXTS, GROUPS, Group, Invariant};
-pub use violation::{Locus, LocusPart, Violation};
+pub use violation::{Location, LocationPart, Violation};

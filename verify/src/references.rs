@@ -5,7 +5,7 @@
 //! values of another graph and of elements it takes as they are.
 
 use crate::violation::{Checked, ensure, fail};
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocationPart, Violation};
 use ir::dim::{Base, Dim, Dims, IndexMap, Linear};
 use ir::graph::{Body, Graph, Value};
 use ir::local::Local;
@@ -25,7 +25,7 @@ const MOST: u64 = 1 << 54;
 pub fn whole(graphs: &Graphs) -> Result<&Sharded, Violation> {
     match &graphs.whole {
         GlobalGraph::Sharded(s) => sharded(s).map(|()| s),
-        GlobalGraph::Logical(_) => fail(Invariant::GraphsOfLevel, LocusPart::Graph, "it is not sharded"),
+        GlobalGraph::Logical(_) => fail(Invariant::GraphsOfLevel, LocationPart::Graph, "it is not sharded"),
     }
 }
 
@@ -60,11 +60,12 @@ fn names(g: &Graph) -> Result<(), Violation> {
 /// # Errors
 /// The first name of nothing.
 pub fn sharded(s: &Sharded) -> Result<(), Violation> {
-    mesh(&s.mesh).map_err(|e| e.at(LocusPart::Graph))?;
+    mesh(&s.mesh).map_err(|e| e.at(LocationPart::Graph))?;
     body(&s.graph.body, &s.mesh)?;
     names(&s.graph)?;
     let (digits, dims) = (s.digits.len(), s.graph.body.dims.list.len());
-    ensure(digits == dims, Invariant::GraphNames, || format!("there are digits of {digits} dims, not of {dims}")).map_err(|e| e.at(LocusPart::Graph))
+    ensure(digits == dims, Invariant::GraphNames, || format!("there are digits of {digits} dims, not of {dims}"))
+        .map_err(|e| e.at(LocationPart::Graph))
 }
 
 /// Checks what local graphs name, of the sharded graph too where that is at hand.
@@ -73,13 +74,13 @@ pub fn sharded(s: &Sharded) -> Result<(), Violation> {
 /// The first name of nothing.
 pub fn locals<'a>(all: impl IntoIterator<Item = &'a Local>, of: Option<&Sharded>) -> Result<(), Violation> {
     all.into_iter().try_for_each(|l| {
-        let stage = LocusPart::Stage(l.stages.first().map_or(0, |s| s.0));
+        let stage = LocationPart::Stage(l.stages.first().map_or(0, |s| s.0));
         local(l, of).map_err(|e| e.within(stage))
     })
 }
 
 fn local(l: &Local, of: Option<&Sharded>) -> Result<(), Violation> {
-    let here = |e: crate::violation::Breach| e.at(LocusPart::Graph);
+    let here = |e: crate::violation::Breach| e.at(LocationPart::Graph);
     mesh(&l.mesh).map_err(here)?;
     if let Some(s) = of {
         let (axes, want) = (l.mesh.subs.len(), s.mesh.subs.len());
@@ -120,7 +121,7 @@ fn mesh(m: &Mesh) -> Checked {
 
 /// Checks dims and nodes.
 fn body(b: &Body, mesh: &Mesh) -> Result<(), Violation> {
-    b.dims.ids().try_for_each(|d| dim(&b.dims, d, mesh)).map_err(|e| e.at(LocusPart::Graph))?;
+    b.dims.ids().try_for_each(|d| dim(&b.dims, d, mesh)).map_err(|e| e.at(LocationPart::Graph))?;
     b.values().try_for_each(|v| node(b, v, mesh).map_err(|e| e.at(v)))
 }
 

@@ -13,7 +13,7 @@
 
 use crate::algebra::{self, Row};
 use crate::violation::{Breach, Checked};
-use crate::{Invariant, Locus, LocusPart, Violation, references};
+use crate::{Invariant, Location, LocationPart, Violation, references};
 use ir::algebra::{Algebra, LoopKind, goes_by_order};
 use ir::dim::{Dim, Dims, Order};
 use ir::graph::{Body, Value};
@@ -89,9 +89,9 @@ pub fn verify_by(s: &Sharded, table: impl Fn(&Body, Value) -> Algebra) -> Result
 }
 
 /// A node, and a sub-axis.
-fn at(s: &Sharded, v: Value, u: Option<SubAxis>) -> Locus {
-    let place = Locus::from(LocusPart::Node(v, s.graph.body[v].op.name()));
-    u.map_or(place.clone(), |u| place.of(LocusPart::Axes(s.mesh.describe(&[u]))))
+fn at(s: &Sharded, v: Value, u: Option<SubAxis>) -> Location {
+    let place = Location::from(LocationPart::Node(v, s.graph.body[v].op.name()));
+    u.map_or(place.clone(), |u| place.of(LocationPart::Axes(s.mesh.describe(&[u]))))
 }
 
 fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: SubAxis) -> Checked {

@@ -12,14 +12,14 @@ pub struct Violation {
     /// What should hold.
     pub invariant: Invariant,
     /// Where it does not.
-    pub locus: Locus,
+    pub locus: Location,
     /// What is there, beside what should be.
     pub found: String,
 }
 
 impl Violation {
     /// The same, within something larger.
-    pub fn within(mut self, part: LocusPart) -> Violation {
+    pub fn within(mut self, part: LocationPart) -> Violation {
         self.locus.0.insert(0, part);
         self
     }
@@ -28,11 +28,11 @@ impl Violation {
 /// Where in a module, from the outside in: `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1
 /// stages on)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Locus(pub Vec<LocusPart>);
+pub struct Location(pub Vec<LocationPart>);
 
 /// A part of a module that others may be within.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LocusPart {
+pub enum LocationPart {
     /// A graph as a whole, not one of its values.
     Graph,
     /// The graphs of a step, or what a program does for it.
@@ -79,7 +79,7 @@ pub enum LocusPart {
     Results,
 }
 
-impl fmt::Display for Locus {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (k, part) in self.0.iter().enumerate() {
             write!(f, "{}{part}", if k == 0 { "" } else { ", " })?;
@@ -88,61 +88,61 @@ impl fmt::Display for Locus {
     }
 }
 
-impl fmt::Display for LocusPart {
+impl fmt::Display for LocationPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LocusPart::Graph => f.write_str("graph"),
-            LocusPart::Training => f.write_str("training"),
-            LocusPart::Evaluation => f.write_str("evaluation"),
-            LocusPart::Job => f.write_str("job"),
-            LocusPart::Stage(s) => write!(f, "stage {s}"),
-            LocusPart::Class(s) => write!(f, "class of stage {s}"),
-            LocusPart::Calls(phase) => f.write_str(phase),
-            LocusPart::EndOf(phase) => write!(f, "end of {phase}"),
-            LocusPart::Kernel(k) => write!(f, "kernel {k}"),
-            LocusPart::Group(g) => write!(f, "group {g}"),
-            LocusPart::Buffer(name) => write!(f, "buffer `{name}`"),
-            LocusPart::Bucket(k) => write!(f, "bucket {k}"),
-            LocusPart::Body(name) => f.write_str(name),
-            LocusPart::Pass(name, microbatch) => write!(f, "{name} microbatch {microbatch}"),
-            LocusPart::Call(c) => write!(f, "call {c}"),
-            LocusPart::Microbatch(m) => write!(f, "microbatch {m}"),
-            LocusPart::Number(k) => write!(f, "command {k}"),
-            LocusPart::Command(k, what) => write!(f, "command {k} ({what})"),
-            LocusPart::Value(v) => write!(f, "{v}"),
-            LocusPart::Node(v, op) => write!(f, "{v} ({op})"),
-            LocusPart::Axes(subs) => write!(f, "on {subs}"),
-            LocusPart::Results => f.write_str("results"),
+            LocationPart::Graph => f.write_str("graph"),
+            LocationPart::Training => f.write_str("training"),
+            LocationPart::Evaluation => f.write_str("evaluation"),
+            LocationPart::Job => f.write_str("job"),
+            LocationPart::Stage(s) => write!(f, "stage {s}"),
+            LocationPart::Class(s) => write!(f, "class of stage {s}"),
+            LocationPart::Calls(phase) => f.write_str(phase),
+            LocationPart::EndOf(phase) => write!(f, "end of {phase}"),
+            LocationPart::Kernel(k) => write!(f, "kernel {k}"),
+            LocationPart::Group(g) => write!(f, "group {g}"),
+            LocationPart::Buffer(name) => write!(f, "buffer `{name}`"),
+            LocationPart::Bucket(k) => write!(f, "bucket {k}"),
+            LocationPart::Body(name) => f.write_str(name),
+            LocationPart::Pass(name, microbatch) => write!(f, "{name} microbatch {microbatch}"),
+            LocationPart::Call(c) => write!(f, "call {c}"),
+            LocationPart::Microbatch(m) => write!(f, "microbatch {m}"),
+            LocationPart::Number(k) => write!(f, "command {k}"),
+            LocationPart::Command(k, what) => write!(f, "command {k} ({what})"),
+            LocationPart::Value(v) => write!(f, "{v}"),
+            LocationPart::Node(v, op) => write!(f, "{v} ({op})"),
+            LocationPart::Axes(subs) => write!(f, "on {subs}"),
+            LocationPart::Results => f.write_str("results"),
         }
     }
 }
 
-impl Locus {
+impl Location {
     /// A stage of the pipeline, by its number.
-    pub fn stage(stage: u64) -> Locus {
-        Locus(vec![LocusPart::Stage(stage)])
+    pub fn stage(stage: u64) -> Location {
+        Location(vec![LocationPart::Stage(stage)])
     }
 
     /// A part within this one.
-    pub fn of(&self, part: LocusPart) -> Locus {
+    pub fn of(&self, part: LocationPart) -> Location {
         let mut parts = self.0.clone();
         parts.push(part);
-        Locus(parts)
+        Location(parts)
     }
 
     /// A body within this place, by its name.
-    pub fn body(&self, name: &str) -> Locus {
-        self.of(LocusPart::Body(name.into()))
+    pub fn body(&self, name: &str) -> Location {
+        self.of(LocationPart::Body(name.into()))
     }
 
     /// A buffer within this place, by its name.
-    pub fn buffer(&self, name: &str) -> Locus {
-        self.of(LocusPart::Buffer(name.into()))
+    pub fn buffer(&self, name: &str) -> Location {
+        self.of(LocationPart::Buffer(name.into()))
     }
 
     /// A command within this place, by its number in its body.
-    pub fn command(&self, k: usize, command: &Command) -> Locus {
-        self.of(LocusPart::Command(k, describe(command)))
+    pub fn command(&self, k: usize, command: &Command) -> Location {
+        self.of(LocationPart::Command(k, describe(command)))
     }
 
     /// What is wrong here.
@@ -151,15 +151,15 @@ impl Locus {
     }
 }
 
-impl From<LocusPart> for Locus {
-    fn from(part: LocusPart) -> Locus {
-        Locus(vec![part])
+impl From<LocationPart> for Location {
+    fn from(part: LocationPart) -> Location {
+        Location(vec![part])
     }
 }
 
-impl From<Value> for Locus {
-    fn from(v: Value) -> Locus {
-        LocusPart::Value(v).into()
+impl From<Value> for Location {
+    fn from(v: Value) -> Location {
+        LocationPart::Value(v).into()
     }
 }
 
@@ -171,7 +171,7 @@ pub(crate) struct Breach {
 }
 
 impl Breach {
-    pub fn at(self, locus: impl Into<Locus>) -> Violation {
+    pub fn at(self, locus: impl Into<Location>) -> Violation {
         locus.into().error(self)
     }
 }
@@ -192,7 +192,7 @@ pub(crate) fn ensure(condition: bool, invariant: Invariant, found: impl FnOnce()
 }
 
 /// What is wrong at a place.
-pub(crate) fn fail<T>(invariant: Invariant, locus: impl Into<Locus>, found: impl Into<String>) -> Result<T, Violation> {
+pub(crate) fn fail<T>(invariant: Invariant, locus: impl Into<Location>, found: impl Into<String>) -> Result<T, Violation> {
     Err(invariant.breach(found).at(locus))
 }
 

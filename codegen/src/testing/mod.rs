@@ -456,15 +456,24 @@ pub fn matrix_operations(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) 
 /// The GPUs that kernels are compiled and assembled for.
 const GPUS: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Compiles for this machine, for AVX2 and for GPUs, for these with products of f32 in tf32 too; assembles for GPUs,
-/// runs on random inputs and compares with the evaluator within `tolerance` (absolute plus relative).
+/// Whether all is asked for (`make test-long-kernels`), rather than a sample.
+pub fn everything() -> bool {
+    std::env::var_os("KERNELS").is_some()
+}
+
+/// Compiles for this machine, for AVX2 if that is less, and for GPUs, for these with products of f32 in tf32 too;
+/// assembles for GPUs, runs on random inputs and compares with the evaluator within `tolerance` (absolute plus
+/// relative).
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
     // Code for the two GPUs differs only for products and attention of 16-bit operands.
     let groups =
         matches!(kernel.family, Family::Gemm | Family::Attention | Family::AttentionGrad) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
     let emulated = if groups { &GPUS[..] } else { &GPUS[..1] };
     let cpus = [Target::host().expect("a supported machine"), Target::x86_64_v3()];
-    check_on(&cpus, emulated, kernel, inputs, scalars, tolerance);
+    // Vectors as long and as many make the same code.
+    let alike = (cpus[0].vector_bytes, cpus[0].registers) == (cpus[1].vector_bytes, cpus[1].registers);
+    let cpus = if alike && !everything() { &cpus[..1] } else { &cpus[..] };
+    check_on(cpus, emulated, kernel, inputs, scalars, tolerance);
     if let Some(rounding) = with_tf32(kernel) {
         check_on(&[], &GPUS, &rounding, inputs, scalars, tolerance);
     }
@@ -481,7 +490,7 @@ pub fn with_tf32(kernel: &Kernel) -> Option<Kernel> {
     is_f32.then_some(kernel)
 }
 
-/// On these CPUs and these GPUs; for the other GPUs the kernel is assembled.
+/// On these CPUs and these GPUs. For the other GPUs, which get the same code, it is assembled if all is asked for.
 fn check_on(cpus: &[Target], emulated: &[&str], kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
     kernel.verify().expect("a well-formed test");
     let want = kernel.run(inputs, scalars);
@@ -499,7 +508,7 @@ fn check_on(cpus: &[Target], emulated: &[&str], kernel: &Kernel, inputs: &[Vec<f
     for target in cpus {
         compare(&target.cpu, &run(kernel, target, inputs, scalars, 2.0));
     }
-    for cpu in GPUS {
+    for cpu in GPUS.into_iter().filter(|cpu| emulated.contains(cpu) || everything()) {
         let target = Target::gpu(cpu);
         let compiled = compiled(kernel, &target);
         assembling::assemble(&compiled.1, &target);

@@ -85,7 +85,9 @@ impl Elab<'_> {
         let e = match near {
             Some(near) => e.help(format!("did you mean `{near}`?")),
             None if start.is_none() => e.help(format!("`import \"file.mdl\" as {};` makes a file's functions known", path.parts[0].name)),
-            None => e.help("define it above with `fn`; functions of a file imported with `as m` are called `m.name`"),
+            None => {
+                e.help("define it above with `fn`, or look for it in docs/library.md; functions of a file imported with `as m` are called `m.name`")
+            }
         };
         self.report(e);
         None

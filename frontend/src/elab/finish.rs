@@ -7,7 +7,7 @@ use super::{Elab, Elaborated};
 use crate::ast::Ident;
 use ir::algebra::{Algebra, algebra};
 use ir::diag::{Diagnostic, Severity};
-use ir::graph::{Body, Feed, Graph, Phase, Value};
+use ir::graph::{Body, Graph, InputDefault, Phase, Value};
 use ir::model::Model;
 use ir::op::{Op, Reduce};
 use ir::pattern;
@@ -154,7 +154,7 @@ fn drop_unused(graph: &mut Graph) {
     }
     // An input derives only from earlier ones, so going backwards finds all sources.
     for n in (0..graph.inputs.len()).rev() {
-        if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(Feed::source)) {
+        if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(InputDefault::source)) {
             read[from as usize] = true;
         }
     }

@@ -477,7 +477,8 @@ impl Elab<'_> {
                 "erf" => ir::eval::erf(x),
                 "abs" => x.abs(),
                 "floor" => x.floor(),
-                _ => f64::from(u8::from(x > 0.0)) - f64::from(u8::from(x < 0.0)),
+                "sign" => f64::from(u8::from(x > 0.0)) - f64::from(u8::from(x < 0.0)),
+                _ => unreachable!("invariant: `{name}` is a function of one number"),
             };
             if result.is_nan() || (result.is_infinite() && x.is_finite()) {
                 let e = Diagnostic::error("E0304", format!("`{name}` of {x} is not a number")).label(args.span(0), format!("is {x}"));
@@ -502,7 +503,8 @@ impl Elab<'_> {
             "erf" => Unary::Erf,
             "abs" => Unary::Abs,
             "floor" => Unary::Floor,
-            _ => Unary::Sign,
+            "sign" => Unary::Sign,
+            _ => unreachable!("invariant: `{name}` is a function of one number"),
         };
         let of_ints = matches!(op, Unary::Abs | Unary::Sign);
         if op == Unary::Floor && dtype == DType::I32 {

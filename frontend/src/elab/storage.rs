@@ -5,7 +5,7 @@ use super::value::{FrameId, Val};
 use crate::ast::*;
 use crate::scope::LOADERS;
 use ir::diag::{Diagnostic, Span};
-use ir::graph::{Feed, Input, Phase, Type, Update};
+use ir::graph::{Input, InputDefault, Phase, Type, Update};
 use ir::op::{DType, Op, Real};
 
 /// The kind of a tensor that lives over steps.
@@ -71,14 +71,14 @@ impl Elab<'_> {
     }
 
     /// The default of an input: a number, or a loader function of another input.
-    fn feed(&mut self, frame: FrameId, expr: &Expr, ty: &Type) -> Option<Feed> {
+    fn feed(&mut self, frame: FrameId, expr: &Expr, ty: &Type) -> Option<InputDefault> {
         let ExprKind::Call(call) = &expr.kind else {
             let val = self.eval(frame, expr);
             return match val {
-                Val::Bool(b) => Some(Feed::Const(Real(f64::from(u8::from(b))))),
+                Val::Bool(b) => Some(InputDefault::Const(Real(f64::from(u8::from(b))))),
                 Val::Bad => None,
                 other => match self.real(&other) {
-                    Some(x) => self.held(x, ty.dtype, expr.span).map(Feed::Const),
+                    Some(x) => self.held(x, ty.dtype, expr.span).map(InputDefault::Const),
                     None => {
                         let e = Diagnostic::error("E0202", format!("the default of an input is {}", other.kind()));
                         self.report(
@@ -146,11 +146,11 @@ impl Elab<'_> {
             },
         };
         Some(match name.as_str() {
-            "next" => Feed::Next(from),
-            "prev" => Feed::Prev(from, number),
-            "documents" => Feed::Documents(from, number),
-            "ahead" => Feed::Ahead(from),
-            _ => Feed::Positions(from, number),
+            "next" => InputDefault::Next(from),
+            "prev" => InputDefault::Prev(from, number),
+            "documents" => InputDefault::Documents(from, number),
+            "ahead" => InputDefault::Ahead(from),
+            _ => InputDefault::Positions(from, number),
         })
     }
 

@@ -1,6 +1,6 @@
 //! What a rank does: bodies of commands, each on a stream.
 
-use super::{BodyId, BufferId, GroupId, KernelId, Place};
+use super::{BodyId, BufferAddress, BufferId, GroupId, KernelId};
 use crate::dim::IndexMap;
 use crate::graph::Origin;
 use crate::op::{Channel, Collective, DType, Real, Scalar};
@@ -168,7 +168,7 @@ pub struct Command {
     /// A bool scalar, the same throughout a call; where it is false, the command is left out. What it would have
     /// written is not there then; what it would have added to is as it was. All members of a collective have the same
     /// bool.
-    pub predicate: Option<Place>,
+    pub predicate: Option<BufferAddress>,
     /// Where the node that it carries out comes from.
     pub origin: Origin,
     /// Of a collective: which operand of which op needs it, and which sharding rule.
@@ -183,7 +183,7 @@ pub enum Action {
         /// Which kernel of the job.
         kernel: KernelId,
         /// Where inputs, then outputs begin.
-        args: Vec<Place>,
+        args: Vec<BufferAddress>,
         /// The values of its scalar arguments, in order.
         scalars: Vec<Scalar>,
     },
@@ -203,9 +203,9 @@ pub enum Action {
         /// Elements of a part.
         count: u64,
         /// Where this rank's operand begins.
-        src: Place,
+        src: BufferAddress,
         /// Where this rank's result begins.
-        dst: Place,
+        dst: BufferAddress,
     },
     /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per sender, receiver and channel.
     Send {
@@ -218,7 +218,7 @@ pub enum Action {
         /// Elements of the message.
         count: u64,
         /// Where the message begins here.
-        src: Place,
+        src: BufferAddress,
     },
     /// From the rank with the same coordinates `hops` stages further on (negative: back).
     Recv {
@@ -231,7 +231,7 @@ pub enum Action {
         /// Elements of the message.
         count: u64,
         /// Where the message is to begin here.
-        dst: Place,
+        dst: BufferAddress,
     },
     /// Dense ranges of `count` elements, from one memory to another.
     Copy {
@@ -240,9 +240,9 @@ pub enum Action {
         /// Elements that are copied.
         count: u64,
         /// Where the elements begin that are copied.
-        src: Place,
+        src: BufferAddress,
         /// Where the copy is to begin.
-        dst: Place,
+        dst: BufferAddress,
     },
     /// Every element of the buffer.
     Fill {
@@ -266,12 +266,12 @@ pub enum Action {
         /// Index into [`Job::reports`](super::Job::reports).
         report: u32,
         /// Where the f32 is.
-        src: Place,
+        src: BufferAddress,
     },
     /// Stops the run with an error if the i32 there is more. The command's reason says what it counts.
     Limit {
         /// Where the i32 is.
-        src: Place,
+        src: BufferAddress,
         /// The greatest number with which the run goes on.
         most: u64,
     },
@@ -296,7 +296,7 @@ impl Command {
 
     /// The places that it reads or writes, to put others in their place; none of a fill or a load, which are of a whole
     /// buffer.
-    pub fn places_mut(&mut self) -> Vec<&mut Place> {
+    pub fn places_mut(&mut self) -> Vec<&mut BufferAddress> {
         let of_action = match &mut self.action {
             Action::Launch { args, .. } => args.iter_mut().collect(),
             Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src, dst],

@@ -193,7 +193,7 @@ impl Buffer {
 
 /// A place in a buffer: `offset + sum(coordinate * stride)` elements from its start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Place {
+pub struct BufferAddress {
     /// Which buffer of the program.
     pub buffer: BufferId,
     /// Elements from the buffer's start, for every rank and microbatch.
@@ -202,10 +202,10 @@ pub struct Place {
     pub coords: Linear,
 }
 
-impl Place {
+impl BufferAddress {
     /// The first element of a buffer, for every rank.
-    pub fn start(buffer: BufferId) -> Place {
-        Place { buffer, offset: 0, coords: vec![] }
+    pub fn start(buffer: BufferId) -> BufferAddress {
+        BufferAddress { buffer, offset: 0, coords: vec![] }
     }
 
     /// Whether it is a multiple of [`ALIGN`](crate::kernel::ALIGN) bytes from the start of the buffer for every rank

@@ -10,28 +10,28 @@ pub struct Bucket {
     /// Elements.
     pub size: u64,
     /// What its parameter is: weights, or a copy of them.
-    pub holds: Holds,
+    pub holds: ParamRole,
     /// In ascending order.
     pub pieces: Vec<Piece>,
 }
 
 /// What the parameter of a slot or a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Holds {
+pub enum ParamRole {
     /// The weights themselves; all states are the optimizer's.
     Weights,
     /// A copy for the model to compute with, in less precision or in another memory. The weights themselves are state 0; the optimizer's follow.
     Copies,
 }
 
-impl Holds {
+impl ParamRole {
     /// What its parameter is, or its state of this number.
     pub fn role(self, state: Option<u32>) -> Role {
         match (self, state) {
-            (Holds::Weights, None) | (Holds::Copies, Some(0)) => Role::Weights,
-            (Holds::Copies, None) => Role::Copy,
-            (Holds::Weights, Some(k)) => Role::State(k),
-            (Holds::Copies, Some(k)) => Role::State(crate::fault!("params.role.shifted", k, k - 1)),
+            (ParamRole::Weights, None) | (ParamRole::Copies, Some(0)) => Role::Weights,
+            (ParamRole::Copies, None) => Role::Copy,
+            (ParamRole::Weights, Some(k)) => Role::State(k),
+            (ParamRole::Copies, Some(k)) => Role::State(crate::fault!("params.role.shifted", k, k - 1)),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Program {
             Content::Table { .. } | Content::Accumulator | Content::Activation => return vec![],
         };
         if (slot as usize) < stage.params.len() {
-            let holds = if self.copied.contains(&slot) { Holds::Copies } else { Holds::Weights };
+            let holds = if self.copied.contains(&slot) { ParamRole::Copies } else { ParamRole::Weights };
             return vec![ParamShard { slot, role: holds.role(state), index, bucket: None }];
         }
         let (Some(bucket), [window]) = (self.bucket(stage, slot), index.as_slice()) else { return vec![] };

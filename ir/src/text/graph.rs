@@ -4,7 +4,7 @@ use super::body::{NoAnnotations, NodeAnnotations, blank_type, body, row_number, 
 use super::io::{Io, Result};
 use super::op::dim;
 use crate::dim::Dim;
-use crate::graph::{Feed, Graph, Init, Input, Param, Report, Table, Update, Value};
+use crate::graph::{Graph, Init, Input, InputDefault, Param, Report, Table, Update, Value};
 use crate::op::Real;
 
 /// A graph on its own.
@@ -39,7 +39,7 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn NodeAnnota
     numbered_rows(io, &mut g.params, blank, "param ", param)?;
     numbered_rows(io, &mut g.inputs, Input { name: String::new(), ty: blank_type(), default: None, any: false, span: None }, "input ", |io, x| {
         io.with(" : ", &mut x.ty, ty)?;
-        io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
+        io.option(&mut x.default, InputDefault::Next(0), " default ", feed)?;
         io.flag(&mut x.any, " any")?;
         span(io, &mut x.span)
     })?;
@@ -117,24 +117,24 @@ pub(super) fn init(io: &mut Io, x: &mut Init) -> Result {
 }
 
 /// `prev 0 or -1`: the rule and the input it derives from.
-pub(super) fn feed(io: &mut Io, f: &mut Feed) -> Result {
+pub(super) fn feed(io: &mut Io, f: &mut InputDefault) -> Result {
     let all = [
-        ("const", Feed::Const(Real(0.0))),
-        ("next", Feed::Next(0)),
-        ("prev", Feed::Prev(0, 0)),
-        ("documents", Feed::Documents(0, 0)),
-        ("positions", Feed::Positions(0, 0)),
-        ("ahead", Feed::Ahead(0)),
+        ("const", InputDefault::Const(Real(0.0))),
+        ("next", InputDefault::Next(0)),
+        ("prev", InputDefault::Prev(0, 0)),
+        ("documents", InputDefault::Documents(0, 0)),
+        ("positions", InputDefault::Positions(0, 0)),
+        ("ahead", InputDefault::Ahead(0)),
     ];
     io.variant(f, "a feed", &all)?;
     match f {
-        Feed::Const(r) => io.with(" ", &mut r.0, Io::real),
-        Feed::Next(i) | Feed::Ahead(i) => io.with(" ", i, Io::number),
-        Feed::Prev(i, first) => {
+        InputDefault::Const(r) => io.with(" ", &mut r.0, Io::real),
+        InputDefault::Next(i) | InputDefault::Ahead(i) => io.with(" ", i, Io::number),
+        InputDefault::Prev(i, first) => {
             io.with(" ", i, Io::number)?;
             io.with(" first ", first, Io::number)
         }
-        Feed::Documents(i, separator) | Feed::Positions(i, separator) => {
+        InputDefault::Documents(i, separator) | InputDefault::Positions(i, separator) => {
             io.with(" ", i, Io::number)?;
             io.with(" separator ", separator, Io::number)
         }

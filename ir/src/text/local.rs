@@ -8,7 +8,7 @@ use crate::dim::{Base, Dim, IndexMap};
 use crate::graph::{Body, Value};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::Mesh;
-use crate::program::{Bucket, Holds, Piece};
+use crate::program::{Bucket, ParamRole, Piece};
 use crate::reason::Reason;
 use crate::sharded::Sharding;
 use std::collections::BTreeSet;
@@ -156,7 +156,7 @@ fn set<T: Copy + Ord>(io: &mut Io, items: &mut BTreeSet<T>, words: &str, blank: 
 }
 
 pub(super) fn blank_bucket() -> Bucket {
-    Bucket { size: 0, holds: Holds::Weights, pieces: vec![] }
+    Bucket { size: 0, holds: ParamRole::Weights, pieces: vec![] }
 }
 
 /// `bucket 0 of 4096 weights [3 @0 index [..], ..]`: parameter slots and where they begin.
@@ -164,7 +164,7 @@ pub(super) fn bucket(io: &mut Io, i: usize, b: &mut Bucket) -> Result {
     row_number(io, i)?;
     io.with(" of ", &mut b.size, Io::number)?;
     io.lit(" ")?;
-    io.variant(&mut b.holds, "what a bucket holds", &[("weights", Holds::Weights), ("copies", Holds::Copies)])?;
+    io.variant(&mut b.holds, "what a bucket holds", &[("weights", ParamRole::Weights), ("copies", ParamRole::Copies)])?;
     io.lit(" ")?;
     io.list(&mut b.pieces, Piece { slot: 0, at: 0, index: vec![] }, |io, p| {
         io.number(&mut p.slot)?;

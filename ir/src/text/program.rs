@@ -10,14 +10,14 @@ use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_za
 use super::tokens::{label, numbered};
 use crate::diag::Source;
 use crate::dim::Order;
-use crate::graph::{Feed, Init};
+use crate::graph::{Init, InputDefault};
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::model::{Decay, LossScale, Muon, MuonScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Interval,
-    Job, KernelId, ParamEntry, Place, Program, ProgramBody, ProgramPhase, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferAddress, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId,
+    InputEntry, Interval, Job, KernelId, ParamEntry, Program, ProgramBody, ProgramPhase, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -158,7 +158,7 @@ fn buffer_id(io: &mut Io, b: &mut BufferId) -> Result {
 }
 
 /// `x @128 + 64*tp`: a buffer and, unless it is its start, the element.
-fn place(io: &mut Io, p: &mut Place) -> Result {
+fn place(io: &mut Io, p: &mut BufferAddress) -> Result {
     buffer_id(io, &mut p.buffer)?;
     io.or(&mut p.offset, 0, " @", Io::number)?;
     io.or(&mut p.coords, vec![], " + ", linear)
@@ -168,13 +168,13 @@ fn command(io: &mut Io, c: &mut Command) -> Result {
     io.variant(&mut c.stream, "a stream", &Stream::ALL.map(|s| (s.name(), s)))?;
     io.lit(" ")?;
     action(io, &mut c.action)?;
-    io.option(&mut c.predicate, Place::start(BufferId(0)), " if ", place)?;
+    io.option(&mut c.predicate, BufferAddress::start(BufferId(0)), " if ", place)?;
     origin(io, &mut c.origin)?;
     reason(io, &mut c.reason)
 }
 
 fn action(io: &mut Io, a: &mut Action) -> Result {
-    let start = Place::start(BufferId(0));
+    let start = BufferAddress::start(BufferId(0));
     let (dst, src, f32) = (start.clone(), start.clone(), DType::F32);
     let all = [
         ("launch", Action::Launch { kernel: KernelId(0), args: vec![], scalars: vec![] }),
@@ -400,7 +400,7 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     numbered_rows(io, &mut j.inputs, blank, "input ", |io, x| {
         io.with(" : ", &mut x.dtype, dtype)?;
         extents(io, &mut x.dims)?;
-        io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
+        io.option(&mut x.default, InputDefault::Next(0), " default ", feed)?;
         io.option(&mut x.takes, vec![], " takes ", intervals)
     })?;
     numbered_rows(io, &mut j.tables, TableEntry { name: String::new(), dtype: DType::F32, dims: vec![], data: vec![] }, "table ", |io, t| {

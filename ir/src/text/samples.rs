@@ -2,7 +2,7 @@
 
 use crate::diag::{Source, Span};
 use crate::dim::{Base, Dim, DimInfo, IndexMap, Order};
-use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report, Table, Type, Update, Value};
+use crate::graph::{Body, Graph, Init, Input, InputDefault, Origin, Param, Phase, Report, Table, Type, Update, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Axis, Mesh, SubAxis};
@@ -15,8 +15,8 @@ use crate::options::{
 };
 use crate::pipeline::{Layout, Pass, PassKind, PassOrder, Pipeline, Schedule, StagePlacement};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
+    Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferAddress, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId,
+    InputEntry, Interval, Job, KernelId, ParamEntry, ParamRole, Piece, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
 };
 use crate::reason::{AvoidedBy, Reason};
 use crate::sharded::{Placement, Sharded, Sharding};
@@ -61,7 +61,7 @@ pub fn graph() -> Graph {
             layer: Some(3),
             span: Some(Span { file: 0, line: 2, col: 3, len: 1 }),
         }],
-        inputs: vec![Input { name: "x".into(), ty: x_ty, default: Some(Feed::Prev(0, -1)), any: true, span: None }],
+        inputs: vec![Input { name: "x".into(), ty: x_ty, default: Some(InputDefault::Prev(0, -1)), any: true, span: None }],
         tables: vec![Table { name: "rope sin".into(), ty: Type::new(DType::F32, [batch]), data: vec![0.1, -0.0, f64::INFINITY, 1e-300] }],
         batch: Some(batch),
         layers: 4,
@@ -277,8 +277,8 @@ pub fn kernel() -> Kernel {
 fn buckets() -> Vec<Bucket> {
     let index = vec![IndexMap { parts: vec![(2, 1)], base: Base::Coords(vec![(SubAxis(1), 2)]) }, IndexMap::whole(8)];
     vec![
-        Bucket { size: 128, holds: Holds::Copies, pieces: vec![Piece { slot: 0, at: 64, index }] },
-        Bucket { size: 0, holds: Holds::Weights, pieces: vec![] },
+        Bucket { size: 128, holds: ParamRole::Copies, pieces: vec![Piece { slot: 0, at: 64, index }] },
+        Bucket { size: 0, holds: ParamRole::Weights, pieces: vec![] },
     ]
 }
 
@@ -298,7 +298,7 @@ pub fn program() -> Program {
         let origin = origin(Phase::Forward, "layers.3.proj");
         Command { stream: Stream::Compute, action, predicate: None, origin, reason: None }
     };
-    let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
+    let shifted = BufferAddress { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
     let body = |name: &str, kind, commands| crate::program::ProgramBody { name: name.into(), kind, commands, cuts: vec![] };
     let on = |space| Stash { space, bytes: 64 };
     Program {
@@ -326,7 +326,7 @@ pub fn program() -> Program {
                     command(Action::Load { input: 0, dst: x, index }),
                     command(Action::Launch {
                         kernel: KernelId(0),
-                        args: vec![Place::start(w), shifted.clone()],
+                        args: vec![BufferAddress::start(w), shifted.clone()],
                         scalars: vec![Scalar::Seed, Scalar::Linear(vec![(SubAxis(1), 8)])],
                     }),
                     command(Action::Record { event: 0 }),
@@ -338,7 +338,7 @@ pub fn program() -> Program {
                             group: GroupId(0),
                             dtype: DType::Bf16,
                             count: 4096,
-                            src: Place::start(x),
+                            src: BufferAddress::start(x),
                             dst: shifted.clone(),
                         })
                     },
@@ -351,15 +351,15 @@ pub fn program() -> Program {
                     "backward",
                     BodyKind::Backward(1),
                     vec![
-                        command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: Place::start(x) }),
-                        command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
+                        command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: BufferAddress::start(x) }),
+                        command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: BufferAddress::start(BufferId(2)) }),
                         command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
                         command(Action::Report { report: 1, src: shifted.clone() }),
                         command(Action::Limit { src: shifted.clone(), most: 96 }),
                         Command {
                             stream: Stream::ToHost,
                             predicate: Some(shifted.clone()),
-                            ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: Place::start(BufferId(5)) })
+                            ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: BufferAddress::start(BufferId(5)) })
                         },
                     ],
                 )
@@ -370,7 +370,12 @@ pub fn program() -> Program {
                 BodyKind::Update,
                 vec![Command {
                     stream: Stream::FromDisk,
-                    ..command(Action::Copy { dtype: DType::F32, count: 16, src: Place::start(BufferId(8)), dst: Place::start(BufferId(5)) })
+                    ..command(Action::Copy {
+                        dtype: DType::F32,
+                        count: 16,
+                        src: BufferAddress::start(BufferId(8)),
+                        dst: BufferAddress::start(BufferId(5)),
+                    })
                 }],
             ),
             body("", BodyKind::Prologue, vec![]),
@@ -431,7 +436,7 @@ pub fn job() -> Job {
             name: "tokens".into(),
             dtype: DType::I32,
             dims: dims.clone(),
-            default: Some(Feed::Documents(0, 50256)),
+            default: Some(InputDefault::Documents(0, 50256)),
             takes: Some(vec![Interval { least: -100, most: -100 }, Interval { least: 0, most: 50256 }]),
         }],
         tables: vec![TableEntry { name: "rope".into(), dtype: DType::F32, dims, data: vec![0.5, 1.0 / 3.0] }],

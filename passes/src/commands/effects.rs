@@ -2,7 +2,7 @@
 
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, BufferId, Command, Place, Program};
+use ir::program::{Action, BufferAddress, BufferId, Command, Program};
 
 /// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub struct MemoryEffect {
 }
 
 /// All that a command touches. Of a kernel's operands, what lies between the first and the last element.
-pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, command: &Command) -> Vec<MemoryEffect> {
-    let part = |place: &Place, elements: u64, writes: bool| {
+pub fn memory_effects(mesh: &Mesh, kernels: &[Kernel], program: &Program, command: &Command) -> Vec<MemoryEffect> {
+    let part = |place: &BufferAddress, elements: u64, writes: bool| {
         let spread: u64 = place.coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum();
         MemoryEffect { buffer: place.buffer, from: place.offset, to: place.offset + spread + elements, writes }
     };

@@ -10,7 +10,7 @@
 
 mod steady_state;
 
-use crate::commands::effects::{MemoryEffect, touches};
+use crate::commands::effects::{MemoryEffect, memory_effects};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Arena, BodyId, Call, CallSchedule, Command, Job, Program, ProgramBody, Slots, Space, Stash, Stream};
@@ -128,7 +128,7 @@ impl CommandAccesses {
         let (mut first, mut commands) = (vec![], vec![]);
         for body in &program.bodies {
             first.push(commands.len() as CommandIndex);
-            let touched = |c: &Command| touches(mesh, kernels, program, c).iter().map(range).collect();
+            let touched = |c: &Command| memory_effects(mesh, kernels, program, c).iter().map(range).collect();
             commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
         }
         CommandAccesses { first, commands }

@@ -18,7 +18,7 @@ mod frugal;
 
 use crate::commands::best_fit::{ALIGN, most_alive};
 use crate::commands::cost_model::CostModel;
-use crate::commands::effects::{MemoryEffect, touches};
+use crate::commands::effects::{MemoryEffect, memory_effects};
 use crate::commands::liveness::{SingleSlotBuffers, temporaries};
 use crate::commands::spills::returns;
 use frugal::SharedBuffers;
@@ -95,7 +95,7 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Progr
             }
             _ => windows.into_iter().find(|c| fits(c)).unwrap_or_else(|| commands.clone()),
         };
-        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, c)).filter(|t| t.writes) {
+        for touch in commands.iter().flat_map(|c| memory_effects(mesh, kernels, program, c)).filter(|t| t.writes) {
             count += 1;
             written.insert(touch.buffer, count);
         }
@@ -181,7 +181,7 @@ impl Graph {
         // These are the last exchanges with other stages (a sum, a send, a receive), and the last kernel.
         let [mut sum, mut send, mut receive, mut kernel] = [None; 4];
         for (k, command) in commands.iter().enumerate() {
-            for touch in touches(mesh, kernels, program, command) {
+            for touch in memory_effects(mesh, kernels, program, command) {
                 // A copy takes a complete buffer, so copies keep the order of the graph.
                 if !matches!(command.action, Action::Copy { .. }) {
                     since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);

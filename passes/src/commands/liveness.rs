@@ -20,7 +20,7 @@ pub struct StashLifetime {
 }
 
 /// For each stash of a program, the lives of microbatches in it, in the order in which they begin.
-pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<StashLifetime>> {
+pub fn lifetimes(program: &Program, calls: &[Call]) -> Vec<Vec<StashLifetime>> {
     let mut touches: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
         let buffers = body.commands.iter().flat_map(|c| c.buffers());
@@ -102,7 +102,7 @@ impl ArenaLiveness {
                 next += runs.list[*first].moments;
             }
             let here = |(k, _): &(usize, Vec<StashLifetime>)| program.stashes[*k].space == space;
-            for (k, mut lives) in lives(program, calls).into_iter().enumerate().filter(here) {
+            for (k, mut lives) in lifetimes(program, calls).into_iter().enumerate().filter(here) {
                 if is_message[k] {
                     lives = joined(&lives).into_iter().collect();
                 }
@@ -160,7 +160,7 @@ impl SingleSlotBuffers {
             stashed.filter_map(|id| Some((stash_of(&id)?, id))).filter(|s| single[s.0] && !messages[s.0]).collect();
         let mut passes: Vec<BTreeMap<BufferId, (bool, bool)>> = vec![BTreeMap::new(); laid.bodies.len()];
         for calls in schedules.iter().flat_map(|s| ProgramPhase::ALL.map(|phase| s.calls(phase))) {
-            for (k, lives) in lives(&laid, calls).into_iter().enumerate() {
+            for (k, lives) in lifetimes(&laid, calls).into_iter().enumerate() {
                 let Some(id) = owners.get(&k) else { continue };
                 for life in lives {
                     for (c, call) in calls.iter().enumerate().take(life.last + 1).skip(life.first) {

@@ -10,13 +10,13 @@
 //! would cost more time than they are worth; and what the last layer's backward pass reads where it comes next, as it
 //! would wait.
 
-use crate::commands::effects::touches;
+use crate::commands::effects::memory_effects;
 use crate::commands::spills::{BufferReplacement, Spills, added, copy};
 use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::options::ActivationOffload;
-use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Call, CallSchedule, Job, Place, Program, ProgramBody, Space};
+use ir::program::{Action, Arena, BodyKind, Buffer, BufferAddress, BufferId, Call, CallSchedule, Job, Program, ProgramBody, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A value that is smaller than the largest by more than this factor stays on the device.
@@ -101,7 +101,7 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId
     let mut out: BTreeMap<BufferId, BTreeMap<usize, StashUses>> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
         for (k, command) in body.commands.iter().enumerate() {
-            for touch in touches(mesh, kernels, program, command) {
+            for touch in memory_effects(mesh, kernels, program, command) {
                 if program.buffers[touch.buffer.index()].arena == Arena::Stash {
                     let uses = out.entry(touch.buffer).or_default().entry(b).or_insert(StashUses { first: k, ..StashUses::default() });
                     if touch.writes {
@@ -164,7 +164,8 @@ fn spill(program: &mut Program, id: BufferId, passes: &SpillUses, spills: &mut B
     let (body, last) = passes.written;
     let before = ir::fault!("offload_activations.copy.soon", 0, last + 1);
     if ir::fault!("offload_activations.copy.none", false, true) {
-        let out = copy(&device, [id, host].map(Place::start), device.elements(), Phase::Forward, "it waits on the host for the backward pass");
+        let out =
+            copy(&device, [id, host].map(BufferAddress::start), device.elements(), Phase::Forward, "it waits on the host for the backward pass");
         spills.entry(body).or_default().copies.push((before, out));
     }
     for (body, first) in &passes.read {
@@ -172,7 +173,9 @@ fn spill(program: &mut Program, id: BufferId, passes: &SpillUses, spills: &mut B
         let first = ir::fault!("offload_activations.copy.late", first + 1, *first);
         let spills = spills.entry(*body).or_default();
         spills.own.insert(id, vec![BufferReplacement { since: 0, part: (0, device.elements()), buffer: own }]);
-        spills.copies.push((first, copy(&device, [host, own].map(Place::start), device.elements(), Phase::Backward, "it has waited on the host")));
+        spills
+            .copies
+            .push((first, copy(&device, [host, own].map(BufferAddress::start), device.elements(), Phase::Backward, "it has waited on the host")));
     }
     program.buffers[id.index()] = device;
 }

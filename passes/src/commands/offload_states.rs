@@ -10,13 +10,13 @@
 //! itself ([`crate::local::update_pieces`]). The smallest buffers stay ([`crate::local::offload::small`]). So does one
 //! of which an update neither changes a part in place nor writes all anew.
 
-use crate::commands::effects::{MemoryEffect, touches};
+use crate::commands::effects::{MemoryEffect, memory_effects};
 use crate::commands::spills::{BufferReplacement, Spills, added, copy};
 use crate::local::offload::small;
 use ir::graph::Phase;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, Arena, BLOCK, BodyKind, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
+use ir::program::{Action, Arena, BLOCK, BodyKind, Buffer, BufferAddress, BufferId, Command, Content, Job, Program, Space};
 use std::collections::BTreeMap;
 
 /// Moves the states that the host keeps, the parameters, or both.
@@ -83,7 +83,7 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> B
     for (b, body) in program.bodies.iter().enumerate() {
         let mut touched: BTreeMap<BufferId, Vec<(usize, MemoryEffect)>> = BTreeMap::new();
         for (k, command) in body.commands.iter().enumerate() {
-            for touch in touches(mesh, kernels, program, command).into_iter().filter(|t| moved[t.buffer.index()]) {
+            for touch in memory_effects(mesh, kernels, program, command).into_iter().filter(|t| moved[t.buffer.index()]) {
                 touched.entry(touch.buffer).or_default().push((k, touch));
             }
         }
@@ -134,7 +134,7 @@ fn parts(buffer: &Buffer, touched: &[(usize, MemoryEffect)]) -> Vec<ElementRange
 
 /// Whether a command surely writes every element of a part of a buffer.
 fn renews(kernels: &[Kernel], command: &Command, id: BufferId, (from, to): ElementRange) -> bool {
-    let all = |place: &Place, elements: u64| *place == Place { offset: from, ..Place::start(id) } && elements == to - from;
+    let all = |place: &BufferAddress, elements: u64| *place == BufferAddress { offset: from, ..BufferAddress::start(id) } && elements == to - from;
     let writes = match &command.action {
         Action::Launch { kernel, args, .. } => {
             let Kernel { body, inputs, outputs, .. } = &kernels[kernel.index()];
@@ -162,12 +162,13 @@ fn spill(program: &mut Program, id: BufferId, uses: &UsesByBody, spills: &mut BT
             let elements = part.1 - part.0;
             let dims = if elements == buffer.elements() { buffer.dims.clone() } else { vec![("part".into(), elements)] };
             let staged = Buffer { arena, dims, content: Content::Activation, ..buffer.clone() };
-            let resting = Place { offset: ir::fault!("offload_states.part.first", 0, part.0), ..Place::start(id) };
+            let resting = BufferAddress { offset: ir::fault!("offload_states.part.first", 0, part.0), ..BufferAddress::start(id) };
             for (k, PartUses { first, last_write, is_new, .. }) in uses.iter().enumerate() {
                 let own = added(program, staged.clone());
                 spills.own.entry(id).or_default().push(BufferReplacement { since: *first, part: *part, buffer: own });
-                let copied = |from: &Place, to: &Place| copy(&buffer, [from.clone(), to.clone()], elements, phase, "it rests on the disk");
-                let own = Place::start(own);
+                let copied =
+                    |from: &BufferAddress, to: &BufferAddress| copy(&buffer, [from.clone(), to.clone()], elements, phase, "it rests on the disk");
+                let own = BufferAddress::start(own);
                 let read = ir::fault!("offload_states.read.late", first + 1, *first);
                 if ir::fault!("offload_states.read.none", false, !is_new) {
                     spills.copies.push((read, copied(&resting, &own)));

@@ -6,7 +6,7 @@
 //! where the bus takes longer than all kernels of a pass, these are taken to be as slow, as they will wait.
 
 use crate::commands::cost_model::CostModel;
-use crate::commands::effects::touches;
+use crate::commands::effects::memory_effects;
 use crate::commands::list_schedule::PRICE;
 use crate::commands::spills::returns;
 use ir::kernel::Kernel;
@@ -41,7 +41,7 @@ fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program,
     let others: Vec<Command> = others.into_iter().map(|k| commands[k].clone()).collect();
     let of_all = others.iter().enumerate().rev();
     let first: BTreeMap<BufferId, usize> =
-        of_all.flat_map(|(k, c)| touches(mesh, kernels, program, c).into_iter().map(move |t| (t.buffer, k))).collect();
+        of_all.flat_map(|(k, c)| memory_effects(mesh, kernels, program, c).into_iter().map(move |t| (t.buffer, k))).collect();
     let wanted = |k: usize| {
         let Action::Copy { dst, .. } = &commands[k].action else { unreachable!("invariant: copies alone return") };
         (first.get(&dst.buffer).copied().unwrap_or(others.len()), commands[k].clone())

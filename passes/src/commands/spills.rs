@@ -2,7 +2,7 @@
 //! buffer in its place, with copies beside its own commands.
 
 use ir::graph::{Origin, Phase};
-use ir::program::{Action, Arena, Buffer, BufferId, Command, Place, Program, ProgramBody, Stream};
+use ir::program::{Action, Arena, Buffer, BufferAddress, BufferId, Command, Program, ProgramBody, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The temporary buffers and copies of a body for values that wait in another memory.
@@ -77,7 +77,7 @@ pub fn added(program: &mut Program, buffer: Buffer) -> BufferId {
 }
 
 /// A copy of some elements of a buffer from one memory to another.
-pub fn copy(buffer: &Buffer, [src, dst]: [Place; 2], elements: u64, phase: Phase, reason: &str) -> Command {
+pub fn copy(buffer: &Buffer, [src, dst]: [BufferAddress; 2], elements: u64, phase: Phase, reason: &str) -> Command {
     let count = ir::fault!("spills.copy.half", elements.div_ceil(2), elements);
     let action = Action::Copy { dtype: buffer.dtype, count, src, dst };
     let origin = Origin { phase, ..buffer.origin.clone().unwrap_or_else(|| Origin::new(phase)) };

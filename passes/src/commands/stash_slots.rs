@@ -6,7 +6,7 @@
 //! no other microbatch is in flight.
 
 use crate::commands::best_fit::{ALIGN, LiveRange, assign};
-use crate::commands::liveness::{ArenaLiveness, lives};
+use crate::commands::liveness::{ArenaLiveness, lifetimes};
 use crate::commands::streams::messages;
 use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space, Stash};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +80,7 @@ pub fn count(program: &Program, messages: &[bool], schedule: &mut CallSchedule) 
 /// For each stash of a program, the fewest slots, but `least(stash)` if there are so many microbatches, with which microbatch k can have slot
 /// `k % slots` from the first call of a list that touches the stash to the last one.
 pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u32) -> Vec<u32> {
-    let [train, eval] = lists.map(|calls| lives(program, calls));
+    let [train, eval] = lists.map(|calls| lifetimes(program, calls));
     let of_stash = |stash: usize| {
         let lists = [&train[stash], &eval[stash]];
         let most = lists.iter().copied().flatten().map(|life| life.microbatch + 1).max().unwrap_or(1);

@@ -10,7 +10,7 @@
 //! from floats. Such an index cannot be checked before it is made, so there is a warning: at run time what leaves the table reads as 0.
 //! Numbers of experts (`dispatch`, `combine`) are no indices in this sense: one that is no expert's goes nowhere, by definition.
 
-mod meant;
+mod meant_values;
 mod pieces;
 #[cfg(test)]
 mod tests;
@@ -20,8 +20,8 @@ use ir::diag::Diagnostic;
 use ir::graph::{Body, Graph, Value};
 use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
 use ir::program::Interval;
-use meant::{IndexKind, IndexUse};
-use pieces::{Bounds, Element, ElementBounds, Extreme, Piece};
+use meant_values::{IndexKind, IndexUse};
+use pieces::{Bounds, Element, ElementBounds, Extremum, Piece};
 use std::collections::BTreeSet;
 
 /// What is found in a graph.
@@ -67,16 +67,16 @@ fn interval(b: Bounds) -> Interval {
 /// What the inputs of a logical graph may hold.
 pub fn indices(graph: &Graph) -> Indices {
     let body = &graph.body;
-    let (fixed, quantities) = (fold_constants::fixed(body), meant::quantities(graph));
+    let (fixed, quantities) = (fold_constants::fixed(body), meant_values::quantities(graph));
     let mut walk = Walk { graph, fixed, quantities, elements: vec![], values: vec![vec![]; body.nodes.len()] };
-    let uses = meant::uses(body);
+    let uses = meant_values::uses(body);
     walk.follow(uses.iter().map(|u| u.index).collect());
     let mut left: Vec<Vec<Bounds>> = vec![vec![Bounds::I32]; graph.inputs.len()];
     let mut found = Indices::default();
     for used in uses {
         let pieces = &walk.values[used.index.index()];
         let mut warnings = vec![];
-        for (x, bad) in meant::unnamed(&walk, pieces, used.rows) {
+        for (x, bad) in meant_values::unnamed(&walk, pieces, used.rows) {
             let input = walk.elements[x].input as usize;
             if !graph.inputs[input].any {
                 left[input] = bad.cut(&left[input]);
@@ -91,7 +91,7 @@ pub fn indices(graph: &Graph) -> Indices {
                     None => when.keys().next().copied().filter(|_| when.len() == 1),
                 };
                 match element.and_then(|x| Some((walk.elements[x].input, when.get(&x)?))) {
-                    Some((input, _)) if graph.inputs[input as usize].any => warnings.push(meant::unchecked(graph, &used, input)),
+                    Some((input, _)) if graph.inputs[input as usize].any => warnings.push(meant_values::unchecked(graph, &used, input)),
                     Some((input, bad)) => left[input as usize] = bad.cut(&left[input as usize]),
                     None => warnings.push(warning(graph, &used)),
                 }
@@ -220,7 +220,7 @@ impl Walk<'_> {
             Op::Iota(dim) | Op::ArgMax { over: dim } => vec![Piece::number(Bounds::new(0, size(*dim) - 1))],
             Op::Table(t) => numbers(&graph.tables[*t as usize].data),
             Op::Unary(Unary::Neg) => pieces::scale(&args[0], -1),
-            Op::Unary(Unary::Abs) => pieces::extreme(&args[0], &pieces::scale(&args[0], -1), Extreme::Max),
+            Op::Unary(Unary::Abs) => pieces::extreme(&args[0], &pieces::scale(&args[0], -1), Extremum::Max),
             Op::Unary(Unary::Not) => pieces::sub(&number(1), &args[0]),
             Op::Unary(Unary::Sign) => {
                 pieces::sub(&pieces::compare(&args[0], &number(0), Compare::Gt), &pieces::compare(&args[0], &number(0), Compare::Lt))
@@ -229,8 +229,8 @@ impl Walk<'_> {
             Op::Binary(Binary::Mul) => pieces::mul(&args[0], &args[1]),
             Op::Binary(Binary::Div) => pieces::div(&args[0], &args[1]),
             Op::Binary(Binary::Rem) => pieces::rem(&args[0], &args[1]),
-            Op::Binary(Binary::Max | Binary::Or) => pieces::extreme(&args[0], &args[1], Extreme::Max),
-            Op::Binary(Binary::Min | Binary::And) => pieces::extreme(&args[0], &args[1], Extreme::Min),
+            Op::Binary(Binary::Max | Binary::Or) => pieces::extreme(&args[0], &args[1], Extremum::Max),
+            Op::Binary(Binary::Min | Binary::And) => pieces::extreme(&args[0], &args[1], Extremum::Min),
             Op::Compare(op) => pieces::compare(&args[0], &args[1], *op),
             Op::Select => pieces::select(&args[0], &args[1], &args[2]),
             Op::Add => args[1..].iter().fold(args[0].clone(), |sum, a| pieces::add(&sum, a)),

@@ -21,7 +21,7 @@ use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::op::{Collective, DType, Op};
 use ir::options::ParamOffload;
-use ir::program::Holds;
+use ir::program::ParamRole;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The smallest values stay where they are, as far as all of these together are at most this fraction (1 / `SMALL`)
@@ -118,7 +118,7 @@ fn copies_read(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
 fn apart(mut local: Local, moved: &BTreeMap<u32, DType>, resting: &BTreeSet<u32>) -> Local {
     let params = local.params.len() as u32;
     let whole = |local: &Local, slot: u32| match slot.checked_sub(params) {
-        Some(k) => local.buckets[k as usize].holds == Holds::Weights,
+        Some(k) => local.buckets[k as usize].holds == ParamRole::Weights,
         None => true,
     };
     let same = |slot: &u32, dtype: &DType| *dtype == DType::F32 && resting.contains(slot);
@@ -146,7 +146,7 @@ fn apart(mut local: Local, moved: &BTreeMap<u32, DType>, resting: &BTreeSet<u32>
         let states = &mut local.updates[k].states;
         states.insert(ir::fault!("offload.weights.last", states.len(), 0), own);
         match slot.checked_sub(params) {
-            Some(bucket) => local.buckets[bucket as usize].holds = Holds::Copies,
+            Some(bucket) => local.buckets[bucket as usize].holds = ParamRole::Copies,
             None => {
                 local.copied.insert(slot);
                 local.params[slot as usize].states += 1;

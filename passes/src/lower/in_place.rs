@@ -10,7 +10,7 @@ use ir::kernel::Family;
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op};
-use ir::program::{BufferId, Content, Place, own_part};
+use ir::program::{BufferAddress, BufferId, Content, own_part};
 use std::collections::BTreeSet;
 
 impl LocalLowering<'_, '_, '_> {
@@ -56,7 +56,7 @@ impl LocalLowering<'_, '_, '_> {
         let order = body.dims_of(v).to_vec();
         let coords = own_part(&self.local.mesh, &subs, body.elements(v));
         Some(View {
-            place: Place { coords: ir::fault!("in_place.part.coords", vec![], coords), ..whole.place },
+            place: BufferAddress { coords: ir::fault!("in_place.part.coords", vec![], coords), ..whole.place },
             strides: body.dims.strides(&order),
             dims: order,
         })
@@ -95,7 +95,7 @@ impl LocalLowering<'_, '_, '_> {
         let Some(view) = self.views.get(&x).filter(|_| role(body, x) == Role::Compute) else { return false };
         let own =
             self.touched.contains_key(&view.place.buffer) && !self.is_summed(x) && !self.homes.contains_key(&x) && !self.renews.contains_key(&x);
-        own && view.place == Place::start(view.place.buffer) && self.is_behind(x, self.local.chunks[x.index()], &group.nodes)
+        own && view.place == BufferAddress::start(view.place.buffer) && self.is_behind(x, self.local.chunks[x.index()], &group.nodes)
     }
 
     /// Whether all readers of a value made in chunk `from` are done, except the nodes of a group.
@@ -154,7 +154,7 @@ impl LocalLowering<'_, '_, '_> {
         if self.reduces_in_place(v, kind, src) {
             return src.clone();
         }
-        let dense = |place: Place| View { place, strides: body.dims.strides(&order), dims: order.clone() };
+        let dense = |place: BufferAddress| View { place, strides: body.dims.strides(&order), dims: order.clone() };
         // If the operand is made for the collective alone, the result stays at its part of it; other operands are
         // released.
         let made = |mut x: Value| {
@@ -165,11 +165,11 @@ impl LocalLowering<'_, '_, '_> {
         };
         let scatters = matches!(kind, Collective::ReduceScatter(_)) && src.place.coords.is_empty();
         if scatters && self.is_owned(body[v].args[0]) && made(body[v].args[0]) && !self.would_keep(v, src) {
-            return dense(Place { coords: own_part(&self.local.mesh, subs, body.elements(v)), ..src.place.clone() });
+            return dense(BufferAddress { coords: own_part(&self.local.mesh, subs, body.elements(v)), ..src.place.clone() });
         }
         if let Some(whole) = self.gathers(v).and_then(|(slot, _)| self.held(slot)) {
             let part = own_part(&self.local.mesh, subs, body.elements(body[v].args[0]));
-            if src.place == (Place { coords: part, ..whole.place.clone() }) {
+            if src.place == (BufferAddress { coords: part, ..whole.place.clone() }) {
                 return dense(whole.place);
             }
         }

@@ -11,7 +11,7 @@ use ir::pipeline::{Pass, PassKind, PassOrder};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
-use verify::{Invariant, LocusPart, Violation};
+use verify::{Invariant, LocationPart, Violation};
 
 /// The graph of the same stages as another one.
 pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
@@ -51,7 +51,7 @@ fn tables(job: &Job, graph: &Graph) -> Result<Vec<u32>, Violation> {
 
 /// A violation that concerns the job.
 fn broken(invariant: Invariant, found: String) -> Violation {
-    Violation { invariant, locus: LocusPart::Job.into(), found }
+    Violation { invariant, locus: LocationPart::Job.into(), found }
 }
 
 fn alike(a: &TableEntry, b: &TableEntry) -> bool {

@@ -6,7 +6,7 @@ use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Node, Value};
 use ir::kernel::{Family, Kernel, Operand, Output};
 use ir::op::{DType, Op, Scalar};
-use ir::program::{Place, Space};
+use ir::program::{BufferAddress, Space};
 use std::collections::HashMap;
 
 /// A kernel with the places and scalars that a launch passes to it.
@@ -14,7 +14,7 @@ pub struct Launch {
     /// The kernel, over dims of its own.
     pub kernel: Kernel,
     /// Where operands lie: first the kernel's inputs, then its outputs.
-    pub args: Vec<Place>,
+    pub args: Vec<BufferAddress>,
     /// Scalars to pass at each launch, in the kernel's order.
     pub scalars: Vec<Scalar>,
 }
@@ -96,9 +96,9 @@ struct KernelBuilder<'a> {
     dims: HashMap<Dim, Dim>,
     values: HashMap<Value, Value>,
     inputs: Vec<Operand>,
-    args: Vec<Place>,
+    args: Vec<BufferAddress>,
     /// The input slot of an operand at a place.
-    slots: HashMap<(Operand, Place), u32>,
+    slots: HashMap<(Operand, BufferAddress), u32>,
     scalars: Vec<Scalar>,
     dtypes: Vec<DType>,
 }
@@ -151,7 +151,7 @@ impl KernelBuilder<'_> {
         let next = self.inputs.len() as u32;
         let slot = *self
             .slots
-            .entry((operand.clone(), ir::fault!("kernels.operand.place", Place::start(view.place.buffer), view.place.clone())))
+            .entry((operand.clone(), ir::fault!("kernels.operand.place", BufferAddress::start(view.place.buffer), view.place.clone())))
             .or_insert(next);
         if slot == next {
             self.inputs.push(operand);

@@ -8,7 +8,7 @@ use ir::dim::Dim;
 use ir::graph::Value;
 use ir::local::Chunk;
 use ir::op::Op;
-use ir::program::{Place, Space};
+use ir::program::{BufferAddress, Space};
 use std::collections::{BTreeSet, HashMap};
 
 impl LocalLowering<'_, '_, '_> {
@@ -85,13 +85,13 @@ impl LocalLowering<'_, '_, '_> {
         let body = &self.local.body;
         // Dims of one element have the strides of the whole, as in the old piece.
         let strides = body.dims_of(c).iter().map(|d| whole.stride(*d).unwrap_or(0)).collect();
-        Some(View { place: Place { offset, ..whole.place }, strides, dims: body.dims_of(v).to_vec() })
+        Some(View { place: BufferAddress { offset, ..whole.place }, strides, dims: body.dims_of(v).to_vec() })
     }
 
     /// The view of a concatenation, if its pieces were computed in place.
     pub(super) fn made_in_pieces(&mut self, c: Value, pieces: &HashMap<Value, View>) -> Option<View> {
         let whole = self.pieced.contains(&c).then(|| self.of_pieces(c))??;
-        let own = |at: usize| Place { offset: whole.place.offset + self.first_of(c, at), ..whole.place.clone() };
+        let own = |at: usize| BufferAddress { offset: whole.place.offset + self.first_of(c, at), ..whole.place.clone() };
         let args = &self.local.body[c].args;
         (0..args.len()).all(|at| pieces.get(&args[at]).is_some_and(|view| view.place == own(at))).then_some(whole)
     }

@@ -9,7 +9,7 @@ use ir::graph::Value;
 use ir::kernel::Family;
 use ir::local::Chunk;
 use ir::op::Op;
-use ir::program::{Arena, Buffer, BufferId, Content, Place};
+use ir::program::{Arena, Buffer, BufferAddress, BufferId, Content};
 
 impl LocalLowering<'_, '_, '_> {
     /// A new buffer for the value, dense in `order`. Its arena is settled at the end.
@@ -27,7 +27,7 @@ impl LocalLowering<'_, '_, '_> {
             origin: Some(node.origin.clone()),
         });
         self.touched.insert(id, [self.chunk].into());
-        View { place: Place::start(id), dims: order.to_vec(), strides: body.dims.strides(order) }
+        View { place: BufferAddress::start(id), dims: order.to_vec(), strides: body.dims.strides(order) }
     }
 
     /// Where the running chunk finds a value, in the memory in which it works.
@@ -97,7 +97,7 @@ impl LocalLowering<'_, '_, '_> {
         let order = body.dims_of(v).to_vec();
         let key = (Content::Param { slot, index: order.iter().map(|d| body.dims[*d].index.clone()).collect() }, body[v].ty.dtype);
         if let Some(id) = self.l.copies.get(&key) {
-            return Some(View { place: Place::start(*id), strides: body.dims.strides(&order), dims: order });
+            return Some(View { place: BufferAddress::start(*id), strides: body.dims.strides(&order), dims: order });
         }
         let view = self.buffer(v, &order, Content::Accumulator);
         let id = view.place.buffer;
@@ -114,7 +114,7 @@ impl LocalLowering<'_, '_, '_> {
         let body = &self.local.body;
         let order = body[v].ty.dims.clone();
         if let Some(id) = ir::fault!("lower.names.held", None, self.l.held.get(&content)) {
-            return View { place: Place::start(*id), dims: order.clone(), strides: body.dims.strides(&order) };
+            return View { place: BufferAddress::start(*id), dims: order.clone(), strides: body.dims.strides(&order) };
         }
         let view = self.buffer(v, &order, content.clone());
         let id = view.place.buffer;

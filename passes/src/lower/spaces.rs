@@ -6,7 +6,7 @@ use crate::lower::kernels;
 use crate::lower::view::View;
 use ir::graph::Value;
 use ir::local::{Chunk, LocalUpdate};
-use ir::program::{Action, Content, Place, Space};
+use ir::program::{Action, BufferAddress, Content, Space};
 use std::cmp::Reverse;
 
 impl LocalLowering<'_, '_, '_> {
@@ -53,7 +53,7 @@ impl LocalLowering<'_, '_, '_> {
     }
 
     /// Copies a value to a place in the other memory, where it lies dense in this order.
-    fn transfer(&mut self, v: Value, mut from: View, order: &[ir::dim::Dim], to: Place) {
+    fn transfer(&mut self, v: Value, mut from: View, order: &[ir::dim::Dim], to: BufferAddress) {
         let body = &self.local.body;
         if !from.is_dense(&body.dims, order) {
             let own = self.memory(&from);

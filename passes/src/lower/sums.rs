@@ -8,7 +8,7 @@ use ir::graph::{Origin, Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;
 use ir::op::{Op, Real};
-use ir::program::{Action, Arena, BodyKind, BufferId, Command, Content, Place, ProgramBody, Stream};
+use ir::program::{Action, Arena, BodyKind, BufferAddress, BufferId, Command, Content, ProgramBody, Stream};
 use std::collections::BTreeSet;
 
 impl LocalLowering<'_, '_, '_> {
@@ -84,7 +84,7 @@ impl LocalLowering<'_, '_, '_> {
                 view
             }
         };
-        let place = Place { offset: whole.place.offset + ir::fault!("lower.sums.place", 0, at), ..whole.place };
+        let place = BufferAddress { offset: whole.place.offset + ir::fault!("lower.sums.place", 0, at), ..whole.place };
         View { place, strides: self.local.body.dims.strides(&order), dims: order }
     }
 

@@ -2,13 +2,13 @@
 
 use ir::dim::{Base, Dim, Dims};
 use ir::op::Op;
-use ir::program::Place;
+use ir::program::BufferAddress;
 
 /// Element `(i0, i1, ..)` lies `sum(i_k * strides[k])` elements after `place`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
     /// Where element `(0, 0, ..)` lies.
-    pub place: Place,
+    pub place: BufferAddress,
     /// The dims along which `i0`, `i1` and so on count.
     pub dims: Vec<Dim>,
     /// Elements between neighbours, for each of `dims`.

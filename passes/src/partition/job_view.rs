@@ -1,7 +1,7 @@
 //! What holds for all stages together: which stage computes what, and when.
 
 use crate::partition::param_stages::{ParamStages, StageSet, held, intersect};
-use crate::partition::stored_rows::{Room, StoredRows};
+use crate::partition::stored_rows::{RowBudget, StoredRows};
 use crate::pipeline::stages::assign;
 use crate::sharding::axes::one_microbatch;
 use ir::algebra::algebra;
@@ -20,7 +20,7 @@ pub(super) struct JobView<'a> {
     pub(super) s: &'a Sharded,
     pub(super) layout: &'a Layout,
     pub(super) weights: WeightGradients,
-    pub(super) room: Room,
+    pub(super) room: RowBudget,
     /// Virtual stage of values of the forward and backward pass, unless loose.
     pub(super) virtual_stage: Vec<Option<u32>>,
     /// Chunk of each value; a loose value has that of its user.
@@ -52,7 +52,7 @@ impl<'a> JobView<'a> {
         training: Option<&Sharded>,
         layout: &'a Layout,
         weights: WeightGradients,
-        room: Room,
+        room: RowBudget,
     ) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
         let n = body.nodes.len();

@@ -19,7 +19,7 @@ use ir::local::Local;
 use ir::pipeline::{Layout, WeightGradients};
 use ir::sharded::Sharded;
 use job_view::JobView;
-use stored_rows::Room;
+use stored_rows::RowBudget;
 
 /// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are
 /// that none of its stages uses.
@@ -31,14 +31,14 @@ pub fn partition(
     training: Option<&Sharded>,
     layout: &Layout,
     weights: WeightGradients,
-    room: Room,
+    room: RowBudget,
 ) -> Result<Vec<Local>, Vec<Diagnostic>> {
     let job = JobView::new(s, training, layout, weights, room)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 
 /// The most passes that rows of experts take on a rank; none if nothing is in rows.
-pub fn most_passes(s: &Sharded, layout: &Layout, weights: WeightGradients, room: Room) -> Option<u64> {
+pub fn most_passes(s: &Sharded, layout: &Layout, weights: WeightGradients, room: RowBudget) -> Option<u64> {
     let job = JobView::new(s, None, layout, weights, room).ok()?;
     let mut emitter = Emitter::new(&job, 0);
     (0..job.rows.layouts.len()).map(|l| emitter.passes(l)).max()

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 /// The room for rows of experts, and how many passes may use it.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct RowBudget {
     /// How many rows one pass has room for.
     pub buffer: MoeBuffer,
     /// Passes at most over the rows of a layer, each with that room.
@@ -138,12 +138,12 @@ impl StoredRows {
     }
 
     /// How many of so many places (pairs of a token and an expert) of what is computed from rows have one at most: a token's choices of its experts.
-    pub fn computed(&self, body: &Body, v: Value, places: u64) -> u64 {
+    pub fn computed(&self, body: &Body, v: Value, places: u128) -> u128 {
         match self.layout(v).or(self.from(body, v).map(|f| f.0)) {
             None => places,
             Some(l) => {
                 let Routing { experts, choice } = self.layouts[l].routing;
-                let (all, some) = (body.dims.size(experts), body.dims.size(choice));
+                let (all, some) = (u128::from(body.dims.size(experts)), u128::from(body.dims.size(choice)));
                 places / all * some.min(all)
             }
         }

@@ -179,11 +179,11 @@ pub struct Line {
     /// Bytes that a rank of a stage holds for it, by stage and kind; activations in all microbatches in flight.
     pub memory: Vec<(u64, &'static str, u64)>,
     /// Floating-point operations of matrix products and attention in a step, by all ranks (masks not considered).
-    pub forward_flops: u64,
+    pub forward_flops: u128,
     /// Floating-point operations that the backward pass repeats of the forward pass, in a step, by all ranks.
-    pub recomputed_flops: u64,
+    pub recomputed_flops: u128,
     /// Floating-point operations of the backward pass proper and of the update, in a step, by all ranks.
-    pub backward_flops: u64,
+    pub backward_flops: u128,
     /// What a step communicates for it; serialization leaves it out.
     #[serde(skip)]
     pub exchanges: Vec<Exchange>,
@@ -233,7 +233,7 @@ pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
     }
     let ranks: u64 = s.mesh.subs.iter().filter(|u| u.axis != Axis::Pp).map(|u| u.size).product();
     let rows = StoredRows::of(s, &|_| false);
-    let mut flops = [0; 3];
+    let mut flops = [0_u128; 3];
     for v in &found {
         let origin = &body[*v].origin;
         let k = match (origin.phase, origin.recomputed) {
@@ -241,7 +241,7 @@ pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
             (Phase::Backward, true) => ir::fault!("report.line.recomputed", 2, 1),
             (Phase::Backward, false) | (Phase::Update, _) => 2,
         };
-        flops[k] += rows.computed(body, *v, local_flops(s, *v) * ranks);
+        flops[k] += rows.computed(body, *v, u128::from(local_flops(s, *v)) * u128::from(ranks));
     }
     let [forward_flops, recomputed_flops, backward_flops] = flops;
     let (mut stages, mut memory) = (vec![], vec![]);

@@ -6,7 +6,7 @@
 
 use super::footprint::{MemoryCategory, of_messages};
 use crate::commands::best_fit::{ALIGN, LiveRange};
-use crate::commands::liveness::{self, lives, stashed, temporaries_of_run};
+use crate::commands::liveness::{self, lifetimes, stashed, temporaries_of_run};
 use crate::commands::runs::CallRuns;
 use ir::diag::Span;
 use ir::program::{Buffer, BufferId, Call, Job, Program, ProgramPhase, Space, Stage};
@@ -78,7 +78,7 @@ impl InUse {
             }
             let end = out.moments + runs.list.iter().map(|r| r.moments).sum::<usize>();
             let touched: Vec<_> = program.bodies.iter().map(|b| stashed(program, &b.commands)).collect();
-            for (k, lives) in lives(program, calls).into_iter().enumerate().filter(|(k, _)| program.stashes[*k].space == space) {
+            for (k, lives) in lifetimes(program, calls).into_iter().enumerate().filter(|(k, _)| program.stashes[*k].space == space) {
                 let span = |from: usize, to: usize, copies: u64, uses: &mut Vec<BytesInUse>| {
                     uses.extend(stashes[k].iter().map(|(owner, bytes)| BytesInUse { from, to, owner: *owner, bytes: bytes * copies }));
                 };

@@ -4,7 +4,7 @@
 //! are there, and takes as long as its kind. Messages and what is outside of the passes take no time. So a bubble is what the programs make
 //! of a schedule, not what its author had in mind.
 
-use crate::commands::liveness::lives;
+use crate::commands::liveness::lifetimes;
 use ir::pipeline::PassOrder;
 use ir::program::{Action, BodyKind, Call, Channel, Job, Program, ProgramBody, Stash};
 use std::collections::{BTreeMap, VecDeque};
@@ -197,7 +197,7 @@ struct StageReplay<'a> {
 fn in_flight(program: &Program, calls: &[Call]) -> f64 {
     let mut bytes = vec![0i128; calls.len() + 1];
     let mut one = 0;
-    for (lives, Stash { bytes: size, .. }) in lives(program, calls).iter().zip(&program.stashes) {
+    for (lives, Stash { bytes: size, .. }) in lifetimes(program, calls).iter().zip(&program.stashes) {
         // Stashes of messages do not count, since they only wait for their pass.
         let is_forward = |call: usize| matches!(program.bodies[calls[call].body.index()].kind, BodyKind::Forward(_));
         if !lives.iter().all(|life| is_forward(life.first) && !is_forward(life.last)) {

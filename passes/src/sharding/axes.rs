@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 /// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Lists {
+pub struct AxisTiers {
     /// Of the dense grid, and `Ep` and `Etp`: where an op has a dim that experts' axes split, their sub-axes take it first.
     pub tiers: Vec<(Axis, Vec<Vec<Dim>>)>,
     /// For attention, in place of `tiers`.
@@ -29,7 +29,7 @@ pub struct Lists {
     pub cp: CpComm,
 }
 
-impl Lists {
+impl AxisTiers {
     /// Tiers of dims that an axis may split, the preferred first; empty if there are none.
     pub fn of(&self, axis: Axis) -> &[Vec<Dim>] {
         self.tiers.iter().find(|t| t.0 == axis).map_or(&[], |t| &t.1)
@@ -46,7 +46,7 @@ impl Lists {
 
 /// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies; not for those that
 /// are to stay whole.
-pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> Lists {
+pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> AxisTiers {
     let Options { sp, cp_comm: cp, zero, .. } = *options;
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
@@ -93,7 +93,7 @@ pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> List
     }
     // A mesh in a handwritten module may have no such groups.
     let replicas = mesh.replicas(options.replicas).unwrap_or_default();
-    Lists { tiers, attention, cp, zero, replicas, shared }
+    AxisTiers { tiers, attention, cp, zero, replicas, shared }
 }
 
 /// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
@@ -120,16 +120,16 @@ pub struct Chooser<'a> {
     /// The mesh whose sub-axes split dims.
     pub mesh: &'a Mesh,
     /// Which dims each axis may split.
-    pub lists: &'a Lists,
+    pub lists: &'a AxisTiers,
     /// By original dim, the sub-axes that were admitted so far, in mesh order.
     pub digits: Digits,
-    /// Parameters have chosen: see [`Lists::shared`].
+    /// Parameters have chosen: see [`AxisTiers::shared`].
     ops: bool,
 }
 
 impl<'a> Chooser<'a> {
     /// A chooser for a graph with these dims, with no sub-axis admitted to any.
-    pub fn new(mesh: &'a Mesh, lists: &'a Lists, dims: &Dims) -> Chooser<'a> {
+    pub fn new(mesh: &'a Mesh, lists: &'a AxisTiers, dims: &Dims) -> Chooser<'a> {
         Chooser { mesh, lists, digits: vec![vec![]; dims.list.len()], ops: false }
     }
 
@@ -227,7 +227,7 @@ impl<'a> Chooser<'a> {
 /// Which part of the lists counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tiers {
-    /// Every tier, with that of [`Lists::shared`] where parameters are shared out.
+    /// Every tier, with that of [`AxisTiers::shared`] where parameters are shared out.
     All,
     /// The first tier of each axis, and every tier of experts' axes.
     First,
@@ -249,7 +249,7 @@ fn measures(node: &Node) -> Vec<Dim> {
 
 /// Pads every dim along which parameters are looked up (a vocabulary) to the least multiple that its axes divide, `multiple`
 /// included. Returns the dims that grew. Nothing is masked yet: see [`crate::graph::pad`].
-pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple: u64) -> Vec<Dim> {
+pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &AxisTiers, multiple: u64) -> Vec<Dim> {
     let body = &graph.body;
     let mut looked_up: Vec<Dim> = body
         .nodes
@@ -283,7 +283,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
 
 /// The dims of parameters that an axis should split and cannot: E0204 where no sub-axis fits and no other dim takes the axis
 /// in their place, a warning where only some do.
-pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &[(String, String)]) -> Vec<Diagnostic> {
+pub fn check(graph: &Graph, mesh: &Mesh, lists: &AxisTiers, plan: &Plan, settings: &[(String, String)]) -> Vec<Diagnostic> {
     let dims = &graph.body.dims;
     let mut out = vec![];
     let mut seen: Vec<(Axis, String)> = vec![];
@@ -349,7 +349,7 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
 }
 
 /// Context parallelism splits every position-wise value: E0204 where the positions of an input do not divide.
-fn check_inputs(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<Diagnostic> {
+fn check_inputs(graph: &Graph, mesh: &Mesh, lists: &AxisTiers, plan: &Plan) -> Vec<Diagnostic> {
     let (dims, size) = (&graph.body.dims, mesh.size(Axis::Cp));
     let mut out: Vec<Diagnostic> = vec![];
     let mut seen: Vec<Dim> = vec![];

@@ -1,7 +1,7 @@
 //! Context parallelism has to split attention. A part of the axis that splits neither positions nor heads would repeat what another part
 //! computes: Ulysses of fewer heads than ranks.
 
-use crate::sharding::axes::Lists;
+use crate::sharding::axes::AxisTiers;
 use ir::diag::{Diagnostic, Help};
 use ir::dim::Dim;
 use ir::mesh::Axis;
@@ -10,7 +10,7 @@ use ir::options::{CpComm, OptionName};
 use ir::sharded::{Placement, Sharded};
 
 /// E0204 for each attention, of those whose positions `cp` is to split, that a part of the axis does not split at all.
-pub fn check(s: &Sharded, lists: &Lists) -> Vec<Diagnostic> {
+pub fn check(s: &Sharded, lists: &AxisTiers) -> Vec<Diagnostic> {
     let body = &s.graph.body;
     let positions: Vec<Dim> = lists.of(Axis::Cp).iter().flatten().map(|d| body.dims.original(*d)).collect();
     let mut out: Vec<Diagnostic> = vec![];
@@ -31,7 +31,7 @@ pub fn check(s: &Sharded, lists: &Lists) -> Vec<Diagnostic> {
     out
 }
 
-fn refusal(s: &Sharded, lists: &Lists, a: &Attention, dims: &[Dim]) -> Diagnostic {
+fn refusal(s: &Sharded, lists: &AxisTiers, a: &Attention, dims: &[Dim]) -> Diagnostic {
     let all = &s.graph.body.dims;
     let sizes = |of: &mut dyn Iterator<Item = Dim>| of.map(|d| format!("{} = {}", all.name(d), all.size(d))).collect::<Vec<_>>().join(", ");
     let (cp, tp) = (s.mesh.size(Axis::Cp), s.mesh.size(Axis::Tp));

@@ -5,12 +5,12 @@
 //! saves are in `docs/sharding.md`.
 
 mod flow;
-mod lottery;
 mod place;
+mod random_rows;
 mod reshard;
 mod uses;
 
-use crate::sharding::axes::{Chooser, Lists, Tiers};
+use crate::sharding::axes::{AxisTiers, Chooser, Tiers};
 use flow::Flow;
 use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
@@ -19,14 +19,14 @@ use ir::mesh::{Mesh, SubAxis};
 use ir::op::Op;
 use ir::options::RowChoice;
 use ir::sharded::{Sharded, Sharding};
-use lottery::RandomRules;
 use place::Propagator;
+use random_rows::RandomRules;
 use reshard::ReshardWriter;
 use std::collections::HashMap;
 use uses::ValueUses;
 
 /// Chooses shardings and inserts reshards.
-pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: RowChoice) -> Sharded {
+pub fn propagate(graph: Graph, mesh: &Mesh, lists: &AxisTiers, rows: RowChoice) -> Sharded {
     let mut chooser = Chooser::new(mesh, lists, &graph.body.dims);
     chooser.params_first(&graph);
     let rules: Vec<Algebra> = graph.body.values().map(|v| algebra(&graph.body, v)).collect();

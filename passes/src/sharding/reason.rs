@@ -1,6 +1,6 @@
 //! Why a reshard is there: what it changes for whom, and what would do without it.
 
-use crate::sharding::axes::Lists;
+use crate::sharding::axes::AxisTiers;
 use ir::dim::{Dim, Dims};
 use ir::graph::{Origin, Phase};
 use ir::mesh::{Axis, Mesh, SubAxis};
@@ -18,7 +18,7 @@ pub struct Change<'a> {
 }
 
 /// `operand 0 of dot: split along seq -> whole`, which sequence parallelism would not need if it were off.
-pub fn reason(why: &str, change: &Change, origin: &Origin, mesh: &Mesh, dims: &Dims, lists: &Lists) -> Reason {
+pub fn reason(why: &str, change: &Change, origin: &Origin, mesh: &Mesh, dims: &Dims, lists: &AxisTiers) -> Reason {
     let name = |p: Placement| match p {
         Placement::Replicated => "whole".to_string(),
         Placement::Split(d) => format!("split along {}", dims.name(d)),
@@ -29,7 +29,7 @@ pub fn reason(why: &str, change: &Change, origin: &Origin, mesh: &Mesh, dims: &D
     Reason { why, avoided_by: avoided_by(change, origin, mesh, dims, lists) }
 }
 
-fn avoided_by(change: &Change, origin: &Origin, mesh: &Mesh, dims: &Dims, lists: &Lists) -> Option<AvoidedBy> {
+fn avoided_by(change: &Change, origin: &Origin, mesh: &Mesh, dims: &Dims, lists: &AxisTiers) -> Option<AvoidedBy> {
     let axis = mesh[*change.subs.iter().find(|u| mesh[**u].axis != Axis::Microbatch)?].axis;
     if origin.recomputed {
         return Some(AvoidedBy::NoRecomputation);

@@ -3,7 +3,7 @@
 //! With positions split in order, the first of c ranks would see few keys and the last one all. In a zig-zag, rank r of c has the chunks r and
 //! 2c - 1 - r of 2c, as in Megatron-LM. Nothing but the order of storage changes: ops that go by it keep it plain.
 
-use crate::sharding::axes::Lists;
+use crate::sharding::axes::AxisTiers;
 use ir::algebra::goes_by_order;
 use ir::diag::{Diagnostic, Span};
 use ir::dim::{Dim, Dims, Order};
@@ -52,7 +52,7 @@ struct PlainReason {
 }
 
 /// What to do with each dim along which context parallelism splits causal attention.
-pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<ZigzagChoice> {
+pub fn choose(graph: &Graph, mesh: &Mesh, lists: &AxisTiers) -> Vec<ZigzagChoice> {
     let (body, dims) = (&graph.body, &graph.body.dims);
     let ranks = mesh.size(Axis::Cp);
     let splits_positions = match lists.cp {

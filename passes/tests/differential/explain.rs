@@ -125,7 +125,7 @@ fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
         mlp.values
     );
     // Every layer and sequence has two products of 2 * sbh * ffn each, and twice that in the backward pass.
-    assert_eq!(mlp.forward_flops, 4 * 2 * 2 * 2 * SEQ * HIDDEN * 64);
+    assert_eq!(mlp.forward_flops, u128::from(4 * 2 * 2 * 2 * SEQ * HIDDEN * 64));
     // The gradients of the norm are contractions, too, and add a little.
     assert!((2 * mlp.forward_flops..2 * mlp.forward_flops + mlp.forward_flops / 32).contains(&mlp.backward_flops), "{}", mlp.backward_flops);
     assert!(mlp.memory.iter().any(|m| m.1 == "activations") && mlp.memory.iter().any(|m| m.1 == "parameters"), "{:?}", mlp.memory);

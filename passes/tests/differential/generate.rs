@@ -39,7 +39,7 @@ pub struct BatchNeeds {
 
 /// The model, mesh and schedule of a seed.
 pub fn triple(seed: u64) -> Triple {
-    let mut dice = Dice(mix(seed));
+    let mut dice = Rng(mix(seed));
     let case = case(&mut dice, seed);
     let mut writer = Writer::new(dice, case);
     writer.model();
@@ -47,9 +47,9 @@ pub fn triple(seed: u64) -> Triple {
 }
 
 /// Deterministic random choices.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = mix(self.0);
         (self.0 >> 11) % n
@@ -68,7 +68,7 @@ impl Dice {
     }
 }
 
-fn case(dice: &mut Dice, seed: u64) -> Case {
+fn case(dice: &mut Rng, seed: u64) -> Case {
     let (mut dp, mut tp, mut pp) = (dice.pick(&[1, 1, 2, 2, 3, 4]), dice.pick(&[1, 2, 2, 3, 4, 4, 6, 8]), dice.pick(&[1, 1, 2, 2, 3, 4]));
     let mut cp = dice.pick(&[1, 1, 1, 2, 2, 3, 4]);
     if is_steered(seed) {
@@ -85,7 +85,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         }
     }
     // The grid of experts follows tensor parallelism or is drawn by itself.
-    let divisor = |dice: &mut Dice, n: u64| dice.pick(&(1..=n).filter(|d| n.is_multiple_of(*d)).collect::<Vec<u64>>());
+    let divisor = |dice: &mut Rng, n: u64| dice.pick(&(1..=n).filter(|d| n.is_multiple_of(*d)).collect::<Vec<u64>>());
     let etp = if dice.chance(50) { Some(divisor(dice, tp)) } else { None };
     let ep = divisor(dice, dp * cp * tp / etp.unwrap_or(tp));
     let micro_batch = dice.pick(&[1, 1, 2]);
@@ -94,8 +94,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let random = dice.chance(40);
     let data = dice.pick(&[Data::Real, Data::Real, Data::Exact]);
     let precision = dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]);
-    let tp_overlap = Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]);
-    let moe_passes = Dice(mix(!seed ^ 10)).pick(&[1, 2, 3, MOE_PASSES]);
+    let tp_overlap = Rng(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]);
+    let moe_passes = Rng(mix(!seed ^ 10)).pick(&[1, 2, 3, MOE_PASSES]);
     Case {
         dp,
         cp,
@@ -107,15 +107,15 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         sp: dice.chance(50),
         tp_overlap,
         // Later options have their own random generators, so that the models of seeds do not change.
-        zero: Dice(mix(!seed)).pick(&Zero::ALL),
-        replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
+        zero: Rng(mix(!seed)).pick(&Zero::ALL),
+        replicas: divisor(&mut Rng(mix(!seed ^ 7)), dp),
         pairs,
-        memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
-        offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer, Offload::Disk]),
-        param_offload: Dice(mix(!seed ^ 12)).pick(&[ParamOffload::Off, ParamOffload::Off, ParamOffload::Host, ParamOffload::Disk]),
-        activation_offload: Dice(mix(!seed ^ 11)).pick(&schedules::ACTIVATIONS),
-        bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
-        moe_buffer: Dice(mix(!seed ^ 3)).pick(match moe_passes {
+        memory_order: Rng(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
+        offload: Rng(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer, Offload::Disk]),
+        param_offload: Rng(mix(!seed ^ 12)).pick(&[ParamOffload::Off, ParamOffload::Off, ParamOffload::Host, ParamOffload::Disk]),
+        activation_offload: Rng(mix(!seed ^ 11)).pick(&schedules::ACTIVATIONS),
+        bucket_size: Rng(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
+        moe_buffer: Rng(mix(!seed ^ 3)).pick(match moe_passes {
             MOE_PASSES => &[MoeBuffer::Whole, MoeBuffer::Factor(0.3), MoeBuffer::Factor(0.7)],
             _ => &[MoeBuffer::Whole, MoeBuffer::Factor(1.0), MoeBuffer::Factor(1.5)],
         }),
@@ -140,10 +140,10 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
             Recompute::Block(1),
         ]),
         precision,
-        tf32: Dice(mix(!seed ^ 5)).pick(&[false, false, true]),
-        logits: Dice(mix(!seed ^ 8)).pick(&[1, 1, 2, 3]),
+        tf32: Rng(mix(!seed ^ 5)).pick(&[false, false, true]),
+        logits: Rng(mix(!seed ^ 8)).pick(&[1, 1, 2, 3]),
         // With chunks, all products stay whole.
-        segments: if tp_overlap == TpOverlap::Off { Dice(mix(!seed ^ 6)).pick(&[1, 2, 4]) } else { 1 },
+        segments: if tp_overlap == TpOverlap::Off { Rng(mix(!seed ^ 6)).pick(&[1, 2, 4]) } else { 1 },
     }
 }
 
@@ -152,7 +152,7 @@ fn is_steered(seed: u64) -> bool {
     seed % 6 == 5
 }
 
-fn counts(dice: &mut Dice) -> Counts {
+fn counts(dice: &mut Rng) -> Counts {
     if dice.chance(30) { Counts::AsLayer } else { Counts::AsNothing }
 }
 
@@ -174,7 +174,7 @@ enum Tokens {
 }
 
 struct Writer {
-    dice: Dice,
+    dice: Rng,
     case: Case,
     text: String,
     ranges: Ranges,
@@ -211,7 +211,7 @@ struct Sizes {
 }
 
 impl Writer {
-    fn new(mut dice: Dice, case: Case) -> Writer {
+    fn new(mut dice: Rng, case: Case) -> Writer {
         let tp = case.tp;
         // Most sizes are multiples of tp; the others need not be.
         let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };

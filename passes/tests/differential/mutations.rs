@@ -12,7 +12,7 @@ use ir::sharded::{Placement, Sharded};
 use passes::compile::compile;
 use std::collections::BTreeMap;
 use verify::sharded::verify;
-use verify::{Invariant, LocusPart};
+use verify::{Invariant, LocationPart};
 
 /// Sharded graphs of models and of random ones. Rows follow the rules: those chosen at random have reshards that nothing needs.
 fn samples() -> Vec<Sharded> {
@@ -49,7 +49,7 @@ fn refused_of(one_in: usize, reasons: &[Invariant], mutate: impl Fn(&Sharded, Va
             for mutant in mutate(&s, v) {
                 let what = || format!("{v} of {}: {:?}, {:?}", s.graph.name, s.graph.body[v], s.sharding(v));
                 let violation = verify(&mutant).err().unwrap_or_else(|| panic!("accepted: {}", what()));
-                assert!(violation.locus.0.iter().any(|part| matches!(part, LocusPart::Node(..))), "{violation}");
+                assert!(violation.locus.0.iter().any(|part| matches!(part, LocationPart::Node(..))), "{violation}");
                 *tried.entry(violation.invariant).or_default() += 1;
             }
         }

@@ -19,13 +19,13 @@ use ir::random::mix;
 use ir::sharded::Sharded;
 use passes::compile::{Compiled, compile, job_of};
 use passes::partition::partition;
-use passes::partition::stored_rows::Room;
+use passes::partition::stored_rows::RowBudget;
 use passes::pipeline::plan;
 use std::ops::Range;
 
-pub struct Dice(pub u64);
+pub struct Rng(pub u64);
 
-impl Dice {
+impl Rng {
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = mix(self.0);
         ((self.0 >> 11) % n.max(1) as u64) as usize
@@ -64,7 +64,7 @@ pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges
     let plan = plan::plan(&training.graph, microbatches as u32, &options).ok()?;
     let compiled = compile(training, evaluation, &options).ok()?;
     let weights = if plan.order.splits_backward() { WeightGradients::Apart } else { WeightGradients::InBackward };
-    let stages = partition(&compiled.sharded, None, &plan.layout, weights, Room { buffer: case.moe_buffer, passes: case.moe_passes }).ok()?;
+    let stages = partition(&compiled.sharded, None, &plan.layout, weights, RowBudget { buffer: case.moe_buffer, passes: case.moe_passes }).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
     // NaN is equal to nothing, so such samples are left out.
     let want = runner.outcomes(&job_of(&compiled, stages.clone(), &plan.order)).ok()?;
@@ -99,7 +99,7 @@ fn verify(s: &Sharded, stages: &[Local]) -> Result<(), verify::Violation> {
 }
 
 /// A node that `keep` wants.
-pub fn node(d: &mut Dice, l: &Local, keep: impl Fn(&Op) -> bool) -> Option<Value> {
+pub fn node(d: &mut Rng, l: &Local, keep: impl Fn(&Op) -> bool) -> Option<Value> {
     d.pick(&l.body.values().filter(|v| keep(&l.body[*v].op)).collect::<Vec<_>>())
 }
 
@@ -117,7 +117,7 @@ pub fn replace(l: &mut Local, from: Value, to: Value) {
     }
 }
 
-pub type Mutate = fn(&mut Dice, &mut Local) -> Option<()>;
+pub type Mutate = fn(&mut Rng, &mut Local) -> Option<()>;
 
 /// What is done to the graph of a stage, by name.
 pub const KINDS: &[(&str, Mutate)] = &[
@@ -254,7 +254,7 @@ pub const KINDS: &[(&str, Mutate)] = &[
 pub fn judge(samples: &[Sample], kinds: &[(&'static str, Mutate)]) -> u32 {
     let mut verdicts = Verdicts::default();
     for seed in mutants() {
-        let mut dice = Dice(mix(!seed));
+        let mut dice = Rng(mix(!seed));
         let s = &samples[dice.below(samples.len())];
         let (name, mutate) = kinds[seed as usize % kinds.len()];
         let mut stages = s.stages.clone();

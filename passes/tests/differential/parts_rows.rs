@@ -3,7 +3,7 @@
 use crate::generate::{Triple, triple};
 use crate::harness::{Case, Ranges};
 use crate::models::{DEEPSEEK, MIXTRAL, case};
-use crate::parts::{Dice, Mutate, Sample, judge, replace, sample};
+use crate::parts::{Mutate, Rng, Sample, judge, replace, sample};
 use ir::dim::{Base, DimInfo};
 use ir::graph::{Node, Type, Value};
 use ir::local::Local;
@@ -51,7 +51,7 @@ fn samples() -> Vec<Sample> {
 }
 
 /// A node of rows, that holds no dense value by itself, which `keep` wants.
-fn node(d: &mut Dice, l: &Local, keep: impl Fn(&Local, Value) -> bool) -> Option<Value> {
+fn node(d: &mut Rng, l: &Local, keep: impl Fn(&Local, Value) -> bool) -> Option<Value> {
     let all: Vec<Value> = l.body.values().filter(|v| l.source[v.index()].is_none() && keep(l, *v)).collect();
     d.pick(&all)
 }
@@ -61,7 +61,7 @@ fn is(l: &Local, v: Value, keep: impl Fn(&Op) -> bool) -> bool {
 }
 
 /// Another value of the same type and size, from before `v`.
-fn like(d: &mut Dice, l: &Local, v: Value, old: Value) -> Option<Value> {
+fn like(d: &mut Rng, l: &Local, v: Value, old: Value) -> Option<Value> {
     let alike = |w: &Value| w.0 < v.0 && *w != old && l.body[*w].ty == l.body[old].ty && l.chunks[w.index()] <= l.chunks[v.index()];
     let all: Vec<Value> = l.body.values().filter(alike).collect();
     d.pick(&all)
@@ -238,6 +238,6 @@ fn the_rows_of_one_home_leave_out_no_pass_of_all() {
     let sample = sample(MIXTRAL.0, &[MIXTRAL.1, &[("seq", "16")]].concat(), &case, &Ranges::new()).expect("it compiles");
     let (_, mutate) = KINDS.iter().find(|k| k.0 == ONE_HOME).expect("it is one of them");
     let mut stages = sample.stages.clone();
-    assert!(sample.holds(&stages) && mutate(&mut Dice(1), &mut stages[0]).is_some());
+    assert!(sample.holds(&stages) && mutate(&mut Rng(1), &mut stages[0]).is_some());
     assert!(!sample.holds(&stages), "it is taken for the most rows of all homes");
 }

@@ -12,13 +12,13 @@ use frontend::Models;
 use ir::dim::Base;
 use ir::op::Reduce;
 use ir::options::{MoeBuffer, RowChoice};
-use ir::program::{Action, Arena, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, Place, ProgramBody, Stream};
+use ir::program::{Action, Arena, BufferAddress, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, ProgramBody, Stream};
 use ir::random::mix;
 use passes::compile::{Compiled, compile};
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: usize) -> usize {
         self.0 = mix(self.0);
         ((self.0 >> 11) % n.max(1) as u64) as usize
@@ -51,7 +51,7 @@ fn samples() -> Vec<(Compiled, Case, Ranges)> {
 }
 
 /// A command of one of the programs that `keep` wants.
-fn command<'a>(dice: &mut Dice, job: &'a mut Job, keep: impl Fn(&Action) -> bool) -> Option<(&'a mut ProgramBody, usize)> {
+fn command<'a>(dice: &mut Rng, job: &'a mut Job, keep: impl Fn(&Action) -> bool) -> Option<(&'a mut ProgramBody, usize)> {
     let mut all = vec![];
     for (p, program) in job.programs.iter().enumerate() {
         for (b, body) in program.bodies.iter().enumerate() {
@@ -82,7 +82,7 @@ fn in_parts(action: &Action) -> bool {
 }
 
 /// The places of a command.
-fn places(action: &mut Action) -> Vec<&mut Place> {
+fn places(action: &mut Action) -> Vec<&mut BufferAddress> {
     match action {
         Action::Launch { args, .. } => args.iter_mut().collect(),
         Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src, dst],
@@ -92,17 +92,17 @@ fn places(action: &mut Action) -> Vec<&mut Place> {
     }
 }
 
-fn schedule<'a>(dice: &mut Dice, job: &'a mut Job) -> &'a mut CallSchedule {
+fn schedule<'a>(dice: &mut Rng, job: &'a mut Job) -> &'a mut CallSchedule {
     let s = dice.below(job.stages.len());
     &mut job.stages[s].schedule
 }
 
-fn calls<'a>(dice: &mut Dice, job: &'a mut Job) -> &'a mut Vec<Call> {
+fn calls<'a>(dice: &mut Rng, job: &'a mut Job) -> &'a mut Vec<Call> {
     let s = schedule(dice, job);
     &mut s.train
 }
 
-type Mutate = fn(&mut Dice, &mut Job) -> Option<()>;
+type Mutate = fn(&mut Rng, &mut Job) -> Option<()>;
 
 /// What is done to a program, by name.
 const KINDS: &[(&str, Mutate)] = &[
@@ -169,7 +169,7 @@ const KINDS: &[(&str, Mutate)] = &[
     }),
     ("shift a shard", |d, job| {
         let (body, k) = command(d, job, in_parts)?;
-        let mut all: Vec<&mut Place> = places(&mut body.commands[k].action).into_iter().filter(|p| !p.coords.is_empty()).collect();
+        let mut all: Vec<&mut BufferAddress> = places(&mut body.commands[k].action).into_iter().filter(|p| !p.coords.is_empty()).collect();
         if let Some(n) = (!all.is_empty()).then(|| d.below(all.len())) {
             match d.below(2) {
                 0 => drop(all[n].coords.pop()),
@@ -305,7 +305,7 @@ fn what_changes_a_result_or_can_hang_is_refused() {
     let mut verdicts = Verdicts::default();
     let first = number("MUTANTS_FIRST", 0);
     for seed in first..first + number("MUTANTS", 600) {
-        let mut dice = Dice(mix(seed));
+        let mut dice = Rng(mix(seed));
         let n = dice.below(samples.len());
         let (name, mutate) = KINDS[seed as usize % KINDS.len()];
         let mut mutant = samples[n].0.clone();

@@ -5,7 +5,7 @@
 use crate::generate::triple;
 use crate::harness::{Case, Outcomes, Ranges, Runner, models, options};
 use crate::models::{GPT2, LLAMA, MIXTRAL, case};
-use crate::parts::{Dice, KINDS, Mutate, mutants, node};
+use crate::parts::{KINDS, Mutate, Rng, mutants, node};
 use crate::verdicts::Verdicts;
 use frontend::Models;
 use ir::local::Local;
@@ -68,7 +68,7 @@ fn concat(op: &Op) -> bool {
 }
 
 /// Two indices into the operands of a concatenation.
-fn two(d: &mut Dice, l: &Local) -> Option<(ir::graph::Value, usize, usize)> {
+fn two(d: &mut Rng, l: &Local) -> Option<(ir::graph::Value, usize, usize)> {
     let v = node(d, l, concat)?;
     let n = l.body[v].args.len();
     let (i, j) = (d.below(n), d.below(n));
@@ -165,7 +165,7 @@ fn a_rewritten_graph_that_computes_something_else_is_refused() {
     let mut verdicts = Verdicts::default();
     let kinds: Vec<&(&str, Mutate)> = MORE.iter().chain(KINDS).collect();
     for seed in mutants() {
-        let mut dice = Dice(mix(!seed ^ 7));
+        let mut dice = Rng(mix(!seed ^ 7));
         let s = &samples[dice.below(samples.len())];
         let (name, mutate) = kinds[seed as usize % kinds.len()];
         let (mut training, mut evaluation) = (s.compiled.locals.clone(), s.compiled.evaluation.locals.clone());

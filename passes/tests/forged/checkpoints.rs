@@ -1,6 +1,6 @@
 //! Checkpoints: damaged ones are refused; hostile ones, whose hashes were renewed, are refused or read, and neither panics.
 
-use crate::{Dice, files, jobs, seeds, within, written};
+use crate::{Rng, files, jobs, seeds, within, written};
 use ir::random::mix;
 use runtime::checkpoint::{Checkpoint, MANIFEST};
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn what_was_damaged_is_refused() {
     let (jobs, originals) = (jobs(), originals(dir.path()));
     let mut kinds = [0; 7];
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0xc4ec));
+        let mut dice = Rng(mix(seed ^ 0xc4ec));
         let job = dice.below(originals.len());
         let (at, files) = &originals[job];
         let (path, bytes) = files.iter().nth(dice.below(files.len())).unwrap();
@@ -71,7 +71,7 @@ fn what_was_damaged_is_refused() {
 }
 
 /// A number or text somewhere in a manifest.
-fn leaf<'a>(dice: &mut Dice, value: &'a mut Value) -> &'a mut Value {
+fn leaf<'a>(dice: &mut Rng, value: &'a mut Value) -> &'a mut Value {
     let count = value.as_array().map(Vec::len).or_else(|| value.as_object().map(serde_json::Map::len)).unwrap_or(0);
     if count == 0 {
         return value;
@@ -86,7 +86,7 @@ fn leaf<'a>(dice: &mut Dice, value: &'a mut Value) -> &'a mut Value {
 }
 
 /// A list somewhere in a manifest.
-fn list<'a>(dice: &mut Dice, value: &'a mut Value) -> Option<&'a mut Vec<Value>> {
+fn list<'a>(dice: &mut Rng, value: &'a mut Value) -> Option<&'a mut Vec<Value>> {
     match value {
         Value::Array(items) => {
             let k = dice.below(items.len() + 1);
@@ -107,7 +107,7 @@ fn hostile_manifests_neither_panic_nor_take_memory() {
     let (jobs, originals) = (jobs(), originals(dir.path()));
     let (mut refused, mut accepted) = (0, 0);
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0x4057));
+        let mut dice = Rng(mix(seed ^ 0x4057));
         let job = dice.below(originals.len());
         let (at, files) = &originals[job];
         let path = at.join(MANIFEST);

@@ -1,6 +1,6 @@
 //! What the verifier accepts, run in the reference executor.
 
-use crate::{Dice, memory};
+use crate::{Rng, memory};
 use ir::op::DType;
 use ir::program::{Extent, Job};
 use runtime::host::Tensor;
@@ -28,7 +28,7 @@ pub enum RunOutcome {
 }
 
 /// Runs two steps of all ranks, each after an evaluation, in list order or one that events allow, in a thread of their own.
-pub fn execute(job: &Job, dice: &mut Dice) -> RunOutcome {
+pub fn execute(job: &Job, dice: &mut Rng) -> RunOutcome {
     let elements = |dims: &[Extent]| dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.size.max(d.padded)));
     let whole: Option<u64> = job.params.iter().map(|p| &p.dims).chain(job.inputs.iter().map(|i| &i.dims)).map(|d| elements(d)).sum();
     let arenas = job.stages.iter().map(|s| s.schedule.arena_bytes(&job.programs[s.program as usize]).iter().fold(0u64, |n, b| n.saturating_add(*b)));
@@ -41,7 +41,7 @@ pub fn execute(job: &Job, dice: &mut Dice) -> RunOutcome {
     let params = job.params.iter().map(|p| (p.name.clone(), random(dice, sizes(&p.dims), &mut |d| d.below(1000) as f64 / 1000.0 - 0.5)));
     let params: BTreeMap<String, Tensor> = params.collect();
     let inputs = job.inputs.iter().map(|input| {
-        let mut one = |d: &mut Dice| match (&input.takes, input.dtype) {
+        let mut one = |d: &mut Rng| match (&input.takes, input.dtype) {
             (Some(takes), DType::I32) if !takes.is_empty() => {
                 let among = takes[d.below(takes.len())];
                 let span = (i64::from(among.most) - i64::from(among.least)).unsigned_abs();
@@ -76,7 +76,7 @@ pub fn execute(job: &Job, dice: &mut Dice) -> RunOutcome {
     }
 }
 
-fn random(dice: &mut Dice, sizes: Vec<u64>, one: &mut dyn FnMut(&mut Dice) -> f64) -> Tensor {
+fn random(dice: &mut Rng, sizes: Vec<u64>, one: &mut dyn FnMut(&mut Rng) -> f64) -> Tensor {
     let mut tensor = Tensor::zeros(sizes);
     tensor.data.iter_mut().for_each(|x| *x = one(dice));
     tensor

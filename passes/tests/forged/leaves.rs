@@ -1,6 +1,6 @@
 //! A job as a tree of plain values, of which one leaf is changed: whatever fields there are.
 
-use crate::Dice;
+use crate::Rng;
 use ciborium::Value;
 use ciborium::value::Integer;
 use ir::program::Job;
@@ -26,7 +26,7 @@ impl Tree {
     }
 
     /// The job with one leaf changed or one list shortened, lengthened or in another order, what that is, and the job, if it is one.
-    pub fn mutant(&self, dice: &mut Dice) -> (String, Option<Job>) {
+    pub fn mutant(&self, dice: &mut Rng) -> (String, Option<Job>) {
         let mut root = self.root.clone();
         let what = match dice.below(3) {
             // This takes any leaf, most of which are in commands and kernels.
@@ -47,7 +47,7 @@ impl Tree {
         (what, root.deserialized().ok())
     }
 
-    fn descend(&self, dice: &mut Dice, value: &mut Value, field: &str, target: Target) -> String {
+    fn descend(&self, dice: &mut Rng, value: &mut Value, field: &str, target: Target) -> String {
         let end = target == Target::List && dice.below(4) == 0;
         match value {
             Value::Array(items) if !items.is_empty() && end => {
@@ -73,7 +73,7 @@ impl Tree {
         }
     }
 
-    fn change(&self, dice: &mut Dice, field: &str, leaf: &mut Value) -> String {
+    fn change(&self, dice: &mut Rng, field: &str, leaf: &mut Value) -> String {
         let before = format!("{leaf:?}");
         let other = self.alike.get(field).map_or(Value::Null, |all| all[dice.below(all.len())].clone());
         *leaf = match &*leaf {

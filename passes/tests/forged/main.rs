@@ -22,7 +22,7 @@ use ir::program::Job;
 use ir::random::mix;
 use leaves::Tree;
 use passes::compile::compile;
-use runtime::artifact::{Accept, Artifact, ArtifactParts, read, write};
+use runtime::artifact::{AcceptedArtifacts, Artifact, ArtifactParts, read, write};
 use runtime::conditions::Conditions;
 use runtime::target::Target;
 use runtime::weights::{Mark, SafetensorsLayout, Weights};
@@ -41,9 +41,9 @@ fn seeds() -> std::ops::Range<u64> {
     first..first + number("FORGED", 300)
 }
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: usize) -> usize {
         self.0 = mix(self.0);
         ((self.0 >> 11) % n.max(1) as u64) as usize
@@ -112,7 +112,7 @@ fn within<T>(bytes: usize, what: &str, act: impl FnOnce() -> T) -> T {
 }
 
 fn open(out: &Path, bytes: usize, what: &str) -> Result<Artifact, String> {
-    within(bytes, what, || read(out, &Accept::Anyones).map_err(|e| e.to_string()))
+    within(bytes, what, || read(out, &AcceptedArtifacts::Anyones).map_err(|e| e.to_string()))
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn what_was_damaged_is_refused() {
         })
         .collect();
     for seed in seeds() {
-        let mut dice = Dice(mix(seed));
+        let mut dice = Rng(mix(seed));
         let (out, original) = &originals[dice.below(originals.len())];
         let other = &originals[dice.below(originals.len())].1;
         let (path, bytes) = original.iter().nth(dice.below(original.len())).unwrap();
@@ -165,7 +165,7 @@ fn what_was_forged_is_refused_or_sound() {
     let plain: Vec<Vec<u8>> = jobs().iter().map(|job| postcard::to_stdvec(job).unwrap()).collect();
     let (mut decoded, mut written, mut accepted) = (0, 0, 0);
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0xf0_23ed));
+        let mut dice = Rng(mix(seed ^ 0xf0_23ed));
         let mut forged = plain[dice.below(plain.len())].clone();
         dice.spoil(&mut forged, 3);
         let what = format!("seed {seed}");
@@ -194,10 +194,10 @@ fn what_is_accepted_with_another_field_runs() {
     let trees: Vec<Tree> = jobs.iter().map(Tree::of).collect();
     let (mut decoded, mut written, mut accepted, mut ran, mut wrong) = (0, 0, 0, [0; 3], String::new());
     for job in &jobs {
-        assert!(execute(job, &mut Dice(1)) == RunOutcome::ToItsEnd, "the original does not run");
+        assert!(execute(job, &mut Rng(1)) == RunOutcome::ToItsEnd, "the original does not run");
     }
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0x1eaf));
+        let mut dice = Rng(mix(seed ^ 0x1eaf));
         let k = dice.below(jobs.len());
         let (what, mutant) = trees[k].mutant(&mut dice);
         let Some(job) = mutant.filter(|job| *job != jobs[k]) else { continue };
@@ -239,7 +239,7 @@ fn weights_with_another_header_are_refused_or_the_same() {
     let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
     Weights::resume(&path, &job).unwrap();
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0x3e16));
+        let mut dice = Rng(mix(seed ^ 0x3e16));
         let mut damaged = original.clone();
         match dice.below(4) {
             0 => damaged.truncate(dice.below(original.len())),

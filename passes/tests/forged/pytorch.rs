@@ -1,7 +1,7 @@
 //! The pickle of a checkpoint that PyTorch has written, spoilt: it is refused or read, without a panic and
 //! without memory beyond a constant times its files.
 
-use crate::{Dice, files, memory, seeds};
+use crate::{Rng, files, memory, seeds};
 use ir::random::mix;
 use runtime::checkpoint::Distributed;
 use std::fs;
@@ -22,7 +22,7 @@ fn spoilt_pickles_neither_panic_nor_take_memory() {
     assert!(Distributed::open(dir.path()).is_ok());
     let (mut refused, mut read, mut largest) = (0, 0, 0);
     for seed in seeds() {
-        let mut dice = Dice(mix(seed ^ 0x91c4));
+        let mut dice = Rng(mix(seed ^ 0x91c4));
         let mut spoilt = whole.clone();
         match dice.below(4) {
             0 => {

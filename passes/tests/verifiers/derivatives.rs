@@ -10,7 +10,7 @@ use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary
 use ir::options::Options;
 use ir::progress::Progress;
 use ir::random::mix;
-use passes::compile::{Compile, Complaint, holds};
+use passes::compile::{BugEvidence, Compile, holds};
 use passes::table::{OF_LOGICAL, PASSES};
 use verify::Invariant;
 
@@ -162,7 +162,7 @@ fn both_derivatives_of_each_op_agree() {
             let double = b.scale(grad, 2.0);
             graph.grads[0].1 = double;
             match holds(OF_LOGICAL, &twice) {
-                Err(Complaint::Violation(v)) if v.invariant == Invariant::Gradient => spoilt += 1,
+                Err(BugEvidence::Violation(v)) if v.invariant == Invariant::Gradient => spoilt += 1,
                 other => panic!("{what}: twice the gradient is {other:?}"),
             }
         }

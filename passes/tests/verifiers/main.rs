@@ -12,7 +12,7 @@ mod rows;
 mod search;
 
 use ir::text::parse_module;
-use passes::compile::{Complaint, holds};
+use passes::compile::{BugEvidence, holds};
 use passes::table::verifiers;
 use std::collections::BTreeSet;
 use std::fs;
@@ -51,7 +51,7 @@ fn said(text: &str) -> Result<Vec<(Option<Invariant>, String)>, String> {
         return Err(String::from_utf8_lossy(&out.stderr).into_owned());
     }
     let module = parse_module(&String::from_utf8(out.stdout).map_err(|e| e.to_string())?).map_err(|e| format!("{e:?}"))?;
-    let complaint = |e: Complaint, by: &str| (e.invariant(), format!("verifier `{by}`: {e}"));
+    let complaint = |e: BugEvidence, by: &str| (e.invariant(), format!("verifier `{by}`: {e}"));
     Ok(verifiers(&module).filter_map(|v| holds(v, &module).err().map(|e| complaint(e, v.name))).collect())
 }
 

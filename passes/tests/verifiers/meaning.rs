@@ -15,7 +15,7 @@ use ir::op::{Attention, Binary, Compare, DType, Op, Real, Reduce, Scalar, Unary}
 use ir::options::{Options, Recompute};
 use ir::progress::Progress;
 use ir::random::{key, mix, stream, uniform};
-use passes::compile::{Compile, Complaint, holds};
+use passes::compile::{BugEvidence, Compile, holds};
 use passes::table::{OF_LOGICAL, PASSES};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -281,8 +281,8 @@ fn a_change_of_any_result_is_refused() {
             match (holds(OF_LOGICAL, &mutant), differs) {
                 (Ok(_), Some(differs)) => missed.push(format!("{name}: {what}: {differs}")),
                 (Ok(_), None) => equal += 1,
-                (Err(Complaint::Violation(_)), _) => refused += 1,
-                (Err(Complaint::Panic(p)), _) => panic!("{name}: {what}: {p}"),
+                (Err(BugEvidence::Violation(_)), _) => refused += 1,
+                (Err(BugEvidence::Panic(p)), _) => panic!("{name}: {what}: {p}"),
             }
         }
     }

@@ -6,7 +6,7 @@
 use crate::{folder, name};
 use ir::module::Module;
 use ir::text::{parse_module, print_module};
-use passes::compile::{Complaint, holds};
+use passes::compile::{BugEvidence, holds};
 use passes::table::{PASSES, verifiers};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -137,7 +137,7 @@ thread_local! {
 }
 
 /// What all verifiers say of a module; of a panic, where it was.
-fn said(module: &Module) -> Vec<(&'static str, Complaint)> {
+fn said(module: &Module) -> Vec<(&'static str, BugEvidence)> {
     WATCHED.set(true);
     let said = verifiers(module).filter_map(|v| holds(v, module).err().map(|e| (v.name, e))).collect();
     WATCHED.set(false);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Which artifacts are taken.
 #[derive(Clone, Copy, Debug)]
-pub enum Accept<'a> {
+pub enum AcceptedArtifacts<'a> {
     /// Artifacts of anyone.
     Anyones,
     /// Those that one of these keys has signed.
@@ -28,16 +28,16 @@ pub enum Accept<'a> {
 ///
 /// # Errors
 /// What is wrong, with the file it is wrong in.
-pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
+pub fn read(dir: &Path, accept: &AcceptedArtifacts) -> Result<Artifact, ArtifactError> {
     let (manifest, bytes) = manifest::read(dir)?;
     let id = manifest::hash(&bytes);
     match accept {
-        Accept::Anyones => {}
-        Accept::SignedBy(keys) => signed(dir, &bytes, keys)?,
-        Accept::Verified(wanted) if id != **wanted => {
+        AcceptedArtifacts::Anyones => {}
+        AcceptedArtifacts::SignedBy(keys) => signed(dir, &bytes, keys)?,
+        AcceptedArtifacts::Verified(wanted) if id != **wanted => {
             return Err(ArtifactError::Another { dir: dir.to_path_buf(), found: id, wanted: (*wanted).to_owned() });
         }
-        Accept::Verified(_) => {}
+        AcceptedArtifacts::Verified(_) => {}
     }
     let of_manifest = |what: String| ArtifactError::Damaged { file: dir.join(MANIFEST), what };
     manifest.target.check().map_err(|cause| ArtifactError::Target { dir: dir.to_path_buf(), cause })?;
@@ -58,7 +58,7 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
         match (name.as_str(), accept) {
             (LIBRARY, _) => library = Some(contents::sealed(&path, file)?),
             (JOB | KERNELS, _) => drop(kept.insert(name.as_str(), contents::bytes(&path, file)?)),
-            (name, Accept::Verified(_)) if name.starts_with(DUMPS) => {}
+            (name, AcceptedArtifacts::Verified(_)) if name.starts_with(DUMPS) => {}
             (name, _) if name.starts_with(DUMPS) => contents::check(&path, file)?,
             (name, _) if name.starts_with("ptx/") => drop(modules.insert(name.to_owned(), text(&path, file)?)),
             (name, _) if name.starts_with("cubin/") => drop(cubins.insert(name.to_owned(), code(&path, file)?)),
@@ -69,8 +69,10 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
     let job = packed::unpack(&kept[JOB]).map_err(|what| damaged(JOB, what))?;
     check::check(&job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
     match accept {
-        Accept::Verified(_) => {}
-        Accept::Anyones | Accept::SignedBy(_) => verify::job::verify(&job).map_err(|cause| ArtifactError::Unsound { file: dir.join(JOB), cause })?,
+        AcceptedArtifacts::Verified(_) => {}
+        AcceptedArtifacts::Anyones | AcceptedArtifacts::SignedBy(_) => {
+            verify::job::verify(&job).map_err(|cause| ArtifactError::Unsound { file: dir.join(JOB), cause })?
+        }
     }
     if !manifest.describes(&job) {
         return Err(of_manifest("it describes another job".into()));

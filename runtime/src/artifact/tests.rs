@@ -20,14 +20,14 @@ fn artifact(dir: &Path) -> PathBuf {
 }
 
 fn refused(out: &Path) -> String {
-    read(out, &Accept::Anyones).unwrap_err().to_string()
+    read(out, &AcceptedArtifacts::Anyones).unwrap_err().to_string()
 }
 
 #[test]
 fn what_was_written_reads_back() {
     let dir = tempfile::tempdir().unwrap();
     let out = artifact(dir.path());
-    let read = read(&out, &Accept::Anyones).unwrap();
+    let read = read(&out, &AcceptedArtifacts::Anyones).unwrap();
     assert_eq!(read.job, fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 }));
     assert_eq!(read.manifest.ranks, 2);
     assert_eq!(fs::read_to_string(out.join("dumps/program.txt")).unwrap(), "text\n");
@@ -38,7 +38,7 @@ fn writing_twice_replaces_and_leaves_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     artifact(dir.path());
     let out = artifact(dir.path());
-    read(&out, &Accept::Anyones).unwrap();
+    read(&out, &AcceptedArtifacts::Anyones).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -68,7 +68,7 @@ fn what_killed_processes_left_goes_and_what_others_have_stays() {
 fn an_artifact_that_is_given_up_leaves_the_former_one() {
     let dir = tempfile::tempdir().unwrap();
     let out = artifact(dir.path());
-    let before = read(&out, &Accept::Anyones).unwrap().id;
+    let before = read(&out, &AcceptedArtifacts::Anyones).unwrap().id;
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
     for files in 0..2 {
         let asked = std::cell::Cell::new(0);
@@ -76,7 +76,7 @@ fn an_artifact_that_is_given_up_leaves_the_former_one() {
         let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
         let error = write_unless(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }, &given_up);
         assert!(matches!(error, Err(ArtifactError::GivenUp)));
-        assert_eq!(read(&out, &Accept::Anyones).unwrap().id, before);
+        assert_eq!(read(&out, &AcceptedArtifacts::Anyones).unwrap().id, before);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }
@@ -121,7 +121,7 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
     let dir = tempfile::tempdir().unwrap();
     let launch = launch();
     let out = for_gpus(dir.path(), Some(launch.clone()));
-    let artifact = read(&out, &Accept::Anyones).unwrap();
+    let artifact = read(&out, &AcceptedArtifacts::Anyones).unwrap();
     assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
     assert_eq!(artifact.ptx(&artifact.kernels[1]), "// PTX");
     for_gpus(dir.path(), Some(Launch { grid: 0, ..launch }));
@@ -136,11 +136,11 @@ fn cubins_that_are_damaged_or_missing_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let launch = launch();
     let out = for_gpus(dir.path(), Some(launch.clone()));
-    let artifact = read(&out, &Accept::Anyones).unwrap();
+    let artifact = read(&out, &AcceptedArtifacts::Anyones).unwrap();
     assert_eq!(artifact.cubin(&artifact.kernels[0]), None);
     let cubin = [b"\x7fELF\x02\x01".as_slice(), &[0; 12], &[190, 0, 7, 7]].concat();
     let out = with_cubins(dir.path(), Some(launch.clone()), &cubin);
-    let artifact = read(&out, &Accept::Anyones).unwrap();
+    let artifact = read(&out, &AcceptedArtifacts::Anyones).unwrap();
     assert_eq!(artifact.cubin(&artifact.kernels[1]), Some(cubin.as_slice()));
     let file = out.join("cubin/k_1.cubin");
     for at in 0..cubin.len() {
@@ -239,7 +239,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         dim::Order,
         graph::Phase,
         graph::Init,
-        graph::Feed,
+        graph::InputDefault,
         kernel::Family,
         mesh::Axis,
         model::Optimizer,
@@ -248,14 +248,14 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         model::MuonScale,
         reason::AvoidedBy
     );
-    trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::Holds);
+    trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::ParamRole);
     // `registry` fails and names any enum that is not traced above.
     let registry = tracer.registry().unwrap();
     for name in ["Op", "Unary", "ProgramBody"] {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (18, "861092b3016cb4ba");
+    let (format, layout) = (18, "8c6bb484ec324068");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),
@@ -350,15 +350,15 @@ fn a_signature_is_looked_at_before_anything_else() {
     let secret = SecretKey::read(&key("secret.pem", signature::tests::SECRET)).unwrap();
     let public = PublicKey::read(&key("public.pem", signature::tests::PUBLIC)).unwrap();
     let other = PublicKey::read(&key("other.pem", signature::tests::OTHER)).unwrap();
-    let trusting = |keys: &[PublicKey]| read(&out, &Accept::SignedBy(keys)).map(|a| a.id).map_err(|e| e.to_string());
+    let trusting = |keys: &[PublicKey]| read(&out, &AcceptedArtifacts::SignedBy(keys)).map(|a| a.id).map_err(|e| e.to_string());
     assert!(trusting(std::slice::from_ref(&public)).unwrap_err().contains("is not signed, and --trust takes what is signed alone"));
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
     write(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
     let id = trusting(&[other.clone(), public.clone()]).unwrap();
     assert!(trusting(&[other]).unwrap_err().contains("is signed with a key that --trust does not name"));
     // A rank accepts the artifact that its launcher has verified, and no other.
-    read(&out, &Accept::Verified(&id)).unwrap();
-    assert!(read(&out, &Accept::Verified("0")).unwrap_err().to_string().contains("is another artifact than the launcher has"));
+    read(&out, &AcceptedArtifacts::Verified(&id)).unwrap();
+    assert!(read(&out, &AcceptedArtifacts::Verified("0")).unwrap_err().to_string().contains("is another artifact than the launcher has"));
     // The signature is refused before the manifest could show any damage.
     reseal(&out, |m| m.mcc = "0.9.9".into());
     fs::write(out.join(JOB), "").unwrap();
@@ -379,7 +379,7 @@ fn what_is_no_artifact_is_said_to_be_none() {
 #[test]
 fn an_artifact_is_told_by_its_id_from_one_with_another_file() {
     let dir = tempfile::tempdir().unwrap();
-    let id = |out: &Path| read(out, &Accept::Anyones).unwrap().id;
+    let id = |out: &Path| read(out, &AcceptedArtifacts::Anyones).unwrap().id;
     let out = artifact(dir.path());
     let first = id(&out);
     reseal(&out, |m| drop(m.files.remove("dumps/program.txt")));

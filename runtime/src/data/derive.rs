@@ -1,6 +1,6 @@
 //! Inputs that follow from another one, line by line.
 
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use std::ops::Range;
 
 /// What stands where a line has no element any more: labels of it count for nothing.
@@ -26,7 +26,7 @@ pub struct SourceRow<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowDerivation<'a> {
     Itself,
-    Fed(&'a Feed),
+    Fed(&'a InputDefault),
     /// What comes later by so much and one: `from` is 1 for what looks ahead of the next.
     Ahead {
         from: usize,
@@ -39,13 +39,13 @@ impl RowDerivation<'_> {
     pub fn needs(self, columns: &Range<usize>, length: usize) -> Range<usize> {
         let Range { start, end } = *columns;
         match self {
-            RowDerivation::Itself | RowDerivation::Fed(Feed::Const(_)) => start..end,
-            RowDerivation::Fed(Feed::Next(_)) => start + 1..end + 1,
-            RowDerivation::Fed(Feed::Prev(..)) => start.saturating_sub(1)..end.saturating_sub(1),
+            RowDerivation::Itself | RowDerivation::Fed(InputDefault::Const(_)) => start..end,
+            RowDerivation::Fed(InputDefault::Next(_)) => start + 1..end + 1,
+            RowDerivation::Fed(InputDefault::Prev(..)) => start.saturating_sub(1)..end.saturating_sub(1),
             // All separators before these columns count.
-            RowDerivation::Fed(Feed::Documents(..) | Feed::Positions(..)) => 0..end,
+            RowDerivation::Fed(InputDefault::Documents(..) | InputDefault::Positions(..)) => 0..end,
             // Nothing past the line's end is read.
-            RowDerivation::Fed(Feed::Ahead(_)) => start..start,
+            RowDerivation::Fed(InputDefault::Ahead(_)) => start..start,
             RowDerivation::Ahead { from, depth } => {
                 let last = length + from;
                 (start + from + depth + 1).min(last)..(end + from + depth + 1).min(last)
@@ -60,12 +60,14 @@ impl SourceRow<'_> {
         out.clear();
         match derivation {
             RowDerivation::Itself => out.extend(&self.values[columns]),
-            RowDerivation::Fed(Feed::Const(value)) => out.extend(columns.map(|_| value.0)),
-            RowDerivation::Fed(Feed::Next(_)) => out.extend(columns.map(|c| self.within(c, c + 1))),
-            RowDerivation::Fed(Feed::Prev(_, first)) => out.extend(columns.map(|c| c.checked_sub(1).map_or(*first as f64, |c| self.values[c]))),
-            RowDerivation::Fed(Feed::Documents(_, separator)) => self.count(*separator as f64, columns, out, |number, _| number),
-            RowDerivation::Fed(Feed::Positions(_, separator)) => self.count(*separator as f64, columns, out, |_, since| since),
-            RowDerivation::Fed(Feed::Ahead(_)) => out.extend(columns.map(|_| NOTHING)),
+            RowDerivation::Fed(InputDefault::Const(value)) => out.extend(columns.map(|_| value.0)),
+            RowDerivation::Fed(InputDefault::Next(_)) => out.extend(columns.map(|c| self.within(c, c + 1))),
+            RowDerivation::Fed(InputDefault::Prev(_, first)) => {
+                out.extend(columns.map(|c| c.checked_sub(1).map_or(*first as f64, |c| self.values[c])))
+            }
+            RowDerivation::Fed(InputDefault::Documents(_, separator)) => self.count(*separator as f64, columns, out, |number, _| number),
+            RowDerivation::Fed(InputDefault::Positions(_, separator)) => self.count(*separator as f64, columns, out, |_, since| since),
+            RowDerivation::Fed(InputDefault::Ahead(_)) => out.extend(columns.map(|_| NOTHING)),
             RowDerivation::Ahead { from, depth } => {
                 let further = |c: usize| Some(c + from + depth + 1).filter(|at| *at < self.length + from);
                 out.extend(columns.map(|c| further(c).map_or(NOTHING, |at| self.within(c, at))));
@@ -125,10 +127,10 @@ mod tests {
         let values = [5.0, 0.0, 7.0, 0.0, 0.0, 9.0];
         let line = SourceRow { values: &values, length: 5, borders: &[], is_apart: true, end: 6, mask: None };
         assert_eq!(derived(&line, RowDerivation::Itself), values[..5]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), values[1..]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Next(0))), values[1..]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
         assert_eq!(derived(&line, RowDerivation::Ahead { from: 0, depth: 1 }), [7.0, 0.0, 0.0, NOTHING, NOTHING]);
         assert_eq!(derived(&line, RowDerivation::Ahead { from: 1, depth: 0 }), [7.0, 0.0, 0.0, 9.0, NOTHING]);
     }
@@ -136,27 +138,27 @@ mod tests {
     #[test]
     fn documents_of_a_data_set_end_without_a_separator() {
         let line = SourceRow { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true, end: 6, mask: None };
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
         assert_eq!(derived(&line, RowDerivation::Ahead { from: 1, depth: 0 }), [NOTHING, NOTHING, 9.0, NOTHING, NOTHING]);
-        assert_eq!(derived(&SourceRow { is_apart: false, ..line }, RowDerivation::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
+        assert_eq!(derived(&SourceRow { is_apart: false, ..line }, RowDerivation::Fed(&InputDefault::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
         // A document that ends with a separator still ends only once.
         let both = SourceRow { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
-        assert_eq!(derived(&both, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
-        assert_eq!(derived(&both, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(derived(&both, RowDerivation::Fed(&InputDefault::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(derived(&both, RowDerivation::Fed(&InputDefault::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
     }
     #[test]
     fn what_fills_a_line_up_and_what_a_mask_leaves_out_are_no_labels() {
         // The line has documents of two and one elements, and is filled up with two more.
         let values = [5.0, 6.0, 7.0, 0.0, 0.0, 0.0];
         let line = SourceRow { values: &values, length: 5, borders: &[0, 2, 3], is_apart: true, end: 3, mask: None };
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
-        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&InputDefault::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
         let whole = SourceRow { borders: &[0], end: 6, values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], ..line };
         let masked = SourceRow { mask: Some(&[1, 0, 1, 1, 0, 1]), ..whole };
-        assert_eq!(derived(&masked, RowDerivation::Fed(&Feed::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
+        assert_eq!(derived(&masked, RowDerivation::Fed(&InputDefault::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
         assert_eq!(derived(&masked, RowDerivation::Ahead { from: 1, depth: 0 }), [7.0, 8.0, NOTHING, 4.0, NOTHING]);
         assert_eq!(derived(&masked, RowDerivation::Itself), whole.values[..5]);
     }

@@ -145,6 +145,12 @@ fn misread(error: &data::Error) -> Option<Help> {
     if prefix.is_dir() {
         return Some(Help::from(format!("it is a directory: '{}' stands for all data sets in it", prefix.join("*").display())));
     }
+    if prefix.is_file() {
+        let name = prefix.display();
+        return Some(Help::from(format!(
+            "`{name}` is no data set: `--data {name}` reads a text or a file of tokens, `mcc data tokenize` makes data sets of texts"
+        )));
+    }
     let name = prefix.file_name()?.to_str().filter(|name| name.parse::<f64>().is_ok())?;
     Some(Help::from(format!("`{name}` is no weight here, as not each data set has one: weights and prefixes come in turn, as in 0.7 A 0.3 B")))
 }
@@ -154,7 +160,8 @@ fn taking(input: &str, value: f64, takes: &[Interval]) -> Help {
     let any = format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`");
     match takes.iter().map(|t| f64::from(t.most)).reduce(f64::max) {
         Some(most) if value > most => Help::from(format!(
-            "values are below the size of what they look up, {}: compile with a greater one, as with -D vocab={}; {any}",
+            "values are below the size of what they look up, {}: compile with the size of what wrote the data (a tokenizer's \
+             vocabulary), at least -D vocab={}; {any}",
             most + 1.0,
             value + 1.0
         )),

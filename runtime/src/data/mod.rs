@@ -30,7 +30,7 @@ use crate::conditions::DataMark;
 use crate::host::{Tensor, sizes};
 use derive::{NOTHING, RowDerivation, SourceRow};
 use file::DataFile;
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
 use sets::SampleAnnotations;
@@ -102,7 +102,7 @@ enum InputSource {
     },
     /// Samples of data sets, of one token more than the input has.
     Set(Box<Samples>),
-    Feed(Feed),
+    Default(InputDefault),
 }
 
 impl Data {
@@ -125,13 +125,13 @@ impl Data {
             sources.push(match (given[k], &input.default) {
                 (Some(number), _) => {
                     // An input that takes the next element of this one needs one more than it has.
-                    let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(Feed::Next(k as u32)));
+                    let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(InputDefault::Next(k as u32)));
                     let file = DataFile::open(&specs[number].file, specs[number].encoding, input, next)?;
                     InputSource::File { longer: file.longer(input), file, number }
                 }
-                (None, Some(feed)) => InputSource::Feed(feed.clone()),
+                (None, Some(feed)) => InputSource::Default(feed.clone()),
                 // An input that no program loads needs no data.
-                (None, None) if !loaded(job, k as u32) => InputSource::Feed(Feed::Const(ir::op::Real(0.0))),
+                (None, None) if !loaded(job, k as u32) => InputSource::Default(InputDefault::Const(ir::op::Real(0.0))),
                 (None, None) => {
                     let how = format!("pass --data FILE or --data {}=FILE.npy", input.name);
                     return Err(DataError::Missing { input: input.name.clone(), how });
@@ -148,8 +148,8 @@ impl Data {
     pub fn of_samples(job: &Job, samples: Samples) -> Result<Data, DataError> {
         let input = sets::input(job)?;
         // An input that no program loads needs no data.
-        let nothing = Feed::Const(ir::op::Real(0.0));
-        let mut sources: Vec<InputSource> = job.inputs.iter().map(|i| InputSource::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
+        let nothing = InputDefault::Const(ir::op::Real(0.0));
+        let mut sources: Vec<InputSource> = job.inputs.iter().map(|i| InputSource::Default(i.default.clone().unwrap_or(nothing.clone()))).collect();
         sources[input] = InputSource::Set(Box::new(samples));
         Data::of(job, sources, vec![])
     }
@@ -159,7 +159,7 @@ impl Data {
         let data = Data { inputs, sources, batch, ahead: 0, files };
         for (k, source) in data.sources.iter().enumerate() {
             data.check_default(k)?;
-            if let InputSource::Feed(feed) = source
+            if let InputSource::Default(feed) = source
                 && let Some(i) = feed.source()
             {
                 data.derivable(k, i as usize)?;
@@ -188,7 +188,7 @@ impl Data {
                 hash: file.hash().to_hex().to_string(),
             }),
             InputSource::Set(samples) => Some(samples.mark(&input.name)),
-            InputSource::Feed(_) => None,
+            InputSource::Default(_) => None,
         });
         marks.collect()
     }
@@ -198,7 +198,7 @@ impl Data {
         // These are rows of this input, of which a step may have another number than the job has sequences.
         let rows = match &self.sources[source] {
             InputSource::File { file, .. } if file.ends() => 1,
-            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => self.inputs[source].dims[0].size,
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Default(_) => self.inputs[source].dims[0].size,
         };
         let start = i128::from(step) * i128::from(rows) + i128::from(self.ahead) * i128::from(rows) / i128::from(self.batch);
         start.clamp(0, i128::from(u64::MAX)) as u64
@@ -207,9 +207,9 @@ impl Data {
     /// The number that the text gives for an input without a file, or before its first element, is one that it takes.
     fn check_default(&self, k: usize) -> Result<(), DataError> {
         let value = match self.sources[k] {
-            InputSource::Feed(Feed::Const(value)) => value.0,
-            InputSource::Feed(Feed::Prev(_, first)) => first as f64,
-            InputSource::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_))
+            InputSource::Default(InputDefault::Const(value)) => value.0,
+            InputSource::Default(InputDefault::Prev(_, first)) => first as f64,
+            InputSource::Default(InputDefault::Next(_) | InputDefault::Documents(..) | InputDefault::Positions(..) | InputDefault::Ahead(_))
             | InputSource::File { .. }
             | InputSource::Set(_) => {
                 return Ok(());
@@ -227,12 +227,12 @@ impl Data {
     fn derivable(&self, derived: usize, from: usize) -> Result<(), DataError> {
         let (input, other) = (&self.inputs[derived], &self.inputs[from]);
         let missing = |how: String| Err(DataError::Missing { input: input.name.clone(), how });
-        let ahead = matches!(self.sources[derived], InputSource::Feed(Feed::Ahead(_)));
+        let ahead = matches!(self.sources[derived], InputSource::Default(InputDefault::Ahead(_)));
         match &self.sources[from] {
-            InputSource::Feed(Feed::Next(base))
+            InputSource::Default(InputDefault::Next(base))
                 if ahead && matches!(self.sources[*base as usize], InputSource::File { .. } | InputSource::Set(_)) => {}
-            InputSource::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
-            InputSource::File { longer: false, .. } if matches!(self.sources[derived], InputSource::Feed(Feed::Next(_))) => {
+            InputSource::Default(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
+            InputSource::File { longer: false, .. } if matches!(self.sources[derived], InputSource::Default(InputDefault::Next(_))) => {
                 return missing(format!("it is what comes after `{}`, whose file has no element more than that input takes", other.name));
             }
             InputSource::File { .. } | InputSource::Set(_) => {}
@@ -279,28 +279,28 @@ impl Data {
         let Some(takes) = &self.inputs[k].takes else {
             return match &self.sources[k] {
                 InputSource::File { file, .. } => file.is_finite(self.inputs[k].dtype),
-                InputSource::Set(_) | InputSource::Feed(_) => true,
+                InputSource::Set(_) | InputSource::Default(_) => true,
             };
         };
         match &self.sources[k] {
             InputSource::File { file, .. } => file.holds_only(takes),
             // Each batch of samples is checked when it is read.
             InputSource::Set(_) => true,
-            InputSource::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
+            InputSource::Default(InputDefault::Next(i) | InputDefault::Prev(i, _)) => match &self.sources[*i as usize] {
                 InputSource::File { file, .. } => file.holds_only(takes),
-                InputSource::Set(_) | InputSource::Feed(_) => true,
+                InputSource::Set(_) | InputSource::Default(_) => true,
             },
             // The constant was checked when the data was opened.
-            InputSource::Feed(Feed::Const(_)) => true,
-            InputSource::Feed(Feed::Ahead(i)) => {
+            InputSource::Default(InputDefault::Const(_)) => true,
+            InputSource::Default(InputDefault::Ahead(i)) => {
                 let (base, _) = self.base(*i);
                 let of_file = match &self.sources[base] {
                     InputSource::File { file, .. } => file.holds_only(takes),
-                    InputSource::Set(_) | InputSource::Feed(_) => true,
+                    InputSource::Set(_) | InputSource::Default(_) => true,
                 };
                 of_file && takes.iter().any(|i| i.has(NOTHING))
             }
-            InputSource::Feed(Feed::Documents(..) | Feed::Positions(..)) => {
+            InputSource::Default(InputDefault::Documents(..) | InputDefault::Positions(..)) => {
                 let line = self.inputs[k].dims.last().map_or(1, |d| d.size);
                 takes.iter().any(|i| i.has(0.0) && i.has(line as f64))
             }
@@ -310,14 +310,14 @@ impl Data {
     fn files_with_inputs(&self) -> impl Iterator<Item = (&DataFile, &InputEntry)> {
         self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
             InputSource::File { file, .. } => Some((file, input)),
-            InputSource::Set(_) | InputSource::Feed(_) => None,
+            InputSource::Set(_) | InputSource::Default(_) => None,
         })
     }
 
     fn files_with_paths(&self) -> impl Iterator<Item = (&DataFile, &PathBuf)> {
         self.sources.iter().filter_map(|source| match source {
             InputSource::File { file, number, .. } => Some((file, &self.files[*number])),
-            InputSource::Set(_) | InputSource::Feed(_) => None,
+            InputSource::Set(_) | InputSource::Default(_) => None,
         })
     }
 
@@ -339,13 +339,13 @@ impl Data {
         for source in 0..self.sources.len() {
             match &self.sources[source] {
                 InputSource::File { .. } | InputSource::Set(_) => self.read_source(source, step, wanted, &mut batch)?,
-                InputSource::Feed(Feed::Const(value)) => {
+                InputSource::Default(InputDefault::Const(value)) => {
                     for (_, columns) in wanted.0[source].lines(self.width(source)) {
                         batch.extend(source, &vec![value.0; columns.len()]);
                     }
                 }
                 // A derived input is read with the one that it derives from.
-                InputSource::Feed(_) => {}
+                InputSource::Default(_) => {}
             }
         }
         Ok(batch)
@@ -381,12 +381,12 @@ impl Data {
                     batch.bytes += read * file.width();
                 }
                 InputSource::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut found)?,
-                InputSource::Feed(_) => {}
+                InputSource::Default(_) => {}
             }
             // Only data sets say where documents end and which labels count.
             let (end, mask) = match &self.sources[source] {
                 InputSource::Set(_) => (found.end, found.mask.as_deref()),
-                InputSource::File { .. } | InputSource::Feed(_) => (values.len(), None),
+                InputSource::File { .. } | InputSource::Default(_) => (values.len(), None),
             };
             let held = SourceRow { values: &values, length, borders: &found.borders, is_apart: self.is_apart(source), end, mask };
             for (input, derivation, columns) in takers {
@@ -407,21 +407,23 @@ impl Data {
         match &self.sources[source] {
             InputSource::File { longer, .. } => *longer,
             InputSource::Set(_) => true,
-            InputSource::Feed(_) => false,
+            InputSource::Default(_) => false,
         }
     }
 
     /// Whether the model keeps documents apart that are in one line.
     fn is_apart(&self, source: usize) -> bool {
-        self.sources.iter().any(|s| matches!(s, InputSource::Feed(Feed::Documents(i, _) | Feed::Positions(i, _)) if *i as usize == source))
+        self.sources
+            .iter()
+            .any(|s| matches!(s, InputSource::Default(InputDefault::Documents(i, _) | InputDefault::Positions(i, _)) if *i as usize == source))
     }
 
     /// The input with the file or the data sets that an input's elements come from, if any do.
     fn root(&self, input: usize) -> Option<usize> {
         match &self.sources[input] {
             InputSource::File { .. } | InputSource::Set(_) => Some(input),
-            InputSource::Feed(Feed::Ahead(i)) => Some(self.base(*i).0),
-            InputSource::Feed(feed) => feed.source().map(|i| i as usize),
+            InputSource::Default(InputDefault::Ahead(i)) => Some(self.base(*i).0),
+            InputSource::Default(feed) => feed.source().map(|i| i as usize),
         }
     }
 
@@ -429,20 +431,20 @@ impl Data {
     fn derivation(&self, input: usize, line: u64) -> (u64, RowDerivation<'_>) {
         match &self.sources[input] {
             InputSource::File { .. } | InputSource::Set(_) => (line, RowDerivation::Itself),
-            InputSource::Feed(Feed::Ahead(i)) => {
+            InputSource::Default(InputDefault::Ahead(i)) => {
                 let dims = &self.inputs[input].dims;
                 let depths = dims.len().checked_sub(2).map_or(1, |d| dims[d].size).max(1);
                 (line / depths, RowDerivation::Ahead { from: self.base(*i).1, depth: (line % depths) as usize })
             }
-            InputSource::Feed(feed) => (line, RowDerivation::Fed(feed)),
+            InputSource::Default(feed) => (line, RowDerivation::Fed(feed)),
         }
     }
 
     /// The input with the file that one derives from which others look ahead in, and how much further on that one is.
     fn base(&self, from: u32) -> (usize, usize) {
         match self.sources[from as usize] {
-            InputSource::Feed(Feed::Next(base)) => (base as usize, 1),
-            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => (from as usize, 0),
+            InputSource::Default(InputDefault::Next(base)) => (base as usize, 1),
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Default(_) => (from as usize, 0),
         }
     }
 
@@ -458,9 +460,9 @@ impl Data {
         let (value, at, name) = (values[wrong], column + wrong, input.name.clone());
         // This is the place in the source's line. A `Prev` line begins with a constant, which was checked before.
         let stands = match &self.sources[k] {
-            InputSource::Feed(Feed::Next(_)) => at + 1,
-            InputSource::Feed(Feed::Prev(..)) => at.saturating_sub(1),
-            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => at,
+            InputSource::Default(InputDefault::Next(_)) => at + 1,
+            InputSource::Default(InputDefault::Prev(..)) => at.saturating_sub(1),
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Default(_) => at,
         };
         if let (InputSource::Set(samples), Some(takes)) = (&self.sources[source], &input.takes) {
             return Err(samples.wrong(start + line, stands, value, name, takes.clone()));
@@ -477,10 +479,12 @@ impl Data {
         };
         let input = name;
         Err(match &self.sources[k] {
-            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(Feed::Const(_) | Feed::Next(_) | Feed::Prev(..)) => {
+            InputSource::File { .. }
+            | InputSource::Set(_)
+            | InputSource::Default(InputDefault::Const(_) | InputDefault::Next(_) | InputDefault::Prev(..)) => {
                 DataError::Token { file, position: position(stands), value, input, takes }
             }
-            InputSource::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => {
+            InputSource::Default(InputDefault::Documents(..) | InputDefault::Positions(..) | InputDefault::Ahead(_)) => {
                 DataError::Derived { file, position: position(at), value, input, takes }
             }
         })

@@ -12,7 +12,7 @@ use data::order::{Layout, Overlong};
 use data::packing::Statistics;
 use data::shards::expand;
 use data::split::{Part, Split};
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::op::DType;
 use ir::program::{InputEntry, Interval, Job};
 use serde::{Deserialize, Serialize};
@@ -177,16 +177,16 @@ impl DataSets {
     /// Whether a model has what rows of whole documents and masks need of it.
     fn fits(&self, job: &Job, fed: u32) -> Result<(), DataError> {
         let loads = || (0..job.inputs.len()).filter(|k| loaded(job, *k as u32)).map(|k| &job.inputs[k]);
-        if self.packing.is_some() && !loads().any(|i| matches!(i.default, Some(Feed::Documents(from, _)) if from == fed)) {
+        if self.packing.is_some() && !loads().any(|i| matches!(i.default, Some(InputDefault::Documents(from, _)) if from == fed)) {
             return Err(DataError::Joined);
         }
         if self.packing.is_none() && !self.is_masked {
             return Ok(());
         }
         let is_label = |input: &&InputEntry| match input.default {
-            Some(Feed::Next(from)) => from == fed,
-            Some(Feed::Ahead(_)) => true,
-            Some(Feed::Const(_) | Feed::Prev(..) | Feed::Documents(..) | Feed::Positions(..)) | None => false,
+            Some(InputDefault::Next(from)) => from == fed,
+            Some(InputDefault::Ahead(_)) => true,
+            Some(InputDefault::Const(_) | InputDefault::Prev(..) | InputDefault::Documents(..) | InputDefault::Positions(..)) | None => false,
         };
         let labels: Vec<&InputEntry> = loads().filter(is_label).collect();
         let leaves_out = |label: &InputEntry| label.takes.as_ref().is_none_or(|takes| takes.iter().any(|i| i.has(NOTHING)));

@@ -18,7 +18,7 @@ fn job(limit: i32) -> Job {
     let mut job = crate::fixture::job(&crate::fixture::Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
     let entry =
         |name: &str, default| InputEntry { name: name.into(), dtype: DType::I32, dims: dims(&[2, 3]), default, takes: Some(vec![upto(limit)]) };
-    job.inputs = vec![entry("tokens", None), entry("targets", Some(Feed::Next(0))), entry("ones", Some(Feed::Const(Real(1.0))))];
+    job.inputs = vec![entry("tokens", None), entry("targets", Some(InputDefault::Next(0))), entry("ones", Some(InputDefault::Const(Real(1.0))))];
     job
 }
 
@@ -68,7 +68,7 @@ fn what_comes_further_on_ends_with_the_window() {
         name: format!("ahead of {from}"),
         dtype: DType::I32,
         dims: dims(&[2, 2, 3]),
-        default: Some(Feed::Ahead(from)),
+        default: Some(InputDefault::Ahead(from)),
         takes: Some(takes.iter().map(|least| Interval { least: *least, most: 255 }).collect()),
     };
     job.inputs.extend([ahead(0, &[-100]), ahead(1, &[-100])]);
@@ -263,8 +263,13 @@ fn labels_that_do_not_count_are_those_that_the_text_ignores() {
     let file = dir.path().join("tokens.npy");
     let mut job = job(256);
     job.inputs[1].takes = Some(vec![Interval { least: -100, most: -100 }, upto(256)]);
-    job.inputs.push(InputEntry { name: "before".into(), default: Some(Feed::Prev(0, 0)), ..job.inputs[0].clone() });
-    job.inputs.push(InputEntry { name: "place".into(), default: Some(Feed::Positions(0, 0)), takes: Some(vec![upto(2)]), ..job.inputs[0].clone() });
+    job.inputs.push(InputEntry { name: "before".into(), default: Some(InputDefault::Prev(0, 0)), ..job.inputs[0].clone() });
+    job.inputs.push(InputEntry {
+        name: "place".into(),
+        default: Some(InputDefault::Positions(0, 0)),
+        takes: Some(vec![upto(2)]),
+        ..job.inputs[0].clone()
+    });
     let tokens = |k: usize, x: i32| (0..8).map(move |i| if i == k { x } else { i as i32 % 2 });
     let tried = |list: Vec<i32>| {
         npy(&file, "<i4", "(1, 2, 4)", &int32(list));
@@ -291,7 +296,7 @@ fn a_number_that_the_text_gives_in_place_of_data_is_checked_too() {
     let file = dir.path().join("text");
     fs::write(&file, "to be or not").unwrap();
     let mut job = job(256);
-    for default in [Feed::Const(Real(256.0)), Feed::Prev(0, 256)] {
+    for default in [InputDefault::Const(Real(256.0)), InputDefault::Prev(0, 256)] {
         job.inputs[2].default = Some(default);
         let error = open(&job, &file).err().unwrap();
         assert_eq!(error, "without a file `ones` holds 256 by the model's text, but it takes 0 to 255: pass --data ones=FILE.npy");

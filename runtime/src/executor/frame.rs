@@ -8,7 +8,9 @@ use crate::comm::{Exchange, Message, Position};
 use crate::device::{Location, Memory};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, ProgramBody, Slots, Stage, linear};
+use ir::program::{
+    Action, Arena, Buffer, BufferAddress, BufferId, Call, CallSchedule, Command, Job, KernelId, Program, ProgramBody, Slots, Stage, linear,
+};
 use std::collections::BTreeSet;
 
 /// Where a buffer is in its arena: of a stash's, in that of temporary buffers, once per slot.
@@ -100,7 +102,7 @@ impl<'a> Frame<'a> {
         ids.iter().map(|id| (self.start(call, *id), self.program.buffers[id.index()].bytes()))
     }
 
-    pub(super) fn locate(&self, coords: &Coords, call: &Call, place: &Place) -> Location {
+    pub(super) fn locate(&self, coords: &Coords, call: &Call, place: &BufferAddress) -> Location {
         let start = self.start(call, place.buffer);
         let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
         Location { byte: start.byte + place.resolve(coords) * ir::fault!("executor.place.bytes", 4, bytes), ..start }
@@ -118,7 +120,7 @@ impl<'a> Frame<'a> {
     /// The communication or copy that a command is, if it is one.
     pub fn transfer(&self, coords: &mut Coords, call: &Call, action: &Action) -> Option<Transfer<'_>> {
         self.enter(coords, call);
-        let at = |place: &Place| self.locate(coords, call, place);
+        let at = |place: &BufferAddress| self.locate(coords, call, place);
         match action {
             Action::Collective { kind, group, dtype, count, src, dst } => {
                 let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: at(src), dst: at(dst) };

@@ -30,7 +30,7 @@ use crate::profile::{Clock, Ran};
 use crate::streams::Events;
 use ir::mesh::Coords;
 use ir::op::DType;
-use ir::program::{Action, BodyId, Call, Command, Job, Place, Space};
+use ir::program::{Action, BodyId, BufferAddress, Call, Command, Job, Space};
 use persistent::scatter;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, hash_map};
@@ -71,7 +71,7 @@ pub struct Rank<'a, D> {
     reports: Vec<Option<f64>>,
     /// By body, the microbatch for which it was called last, and by which bools its commands of the first stream are
     /// left out, or not: on a device, to read one is to wait.
-    decided: HashMap<BodyId, (u32, HashMap<Place, bool>)>,
+    decided: HashMap<BodyId, (u32, HashMap<BufferAddress, bool>)>,
     /// How many such bools of a phase were true, and how many there were.
     further: [u64; 2],
     /// Looks for the first operand that is not finite, if some.

@@ -53,7 +53,7 @@ pub enum Work {
         to: Space,
         /// Address in the device's memory.
         device: u64,
-        /// Address in the host's memory, which was lent to the card ([`Card::lend`]).
+        /// Address in the host's memory, which was lent to the card ([`GpuDevice::lend`]).
         host: u64,
         /// Length of the copy in bytes.
         bytes: u64,
@@ -197,7 +197,7 @@ impl Work {
 }
 
 /// A GPU, or what stands for one. It has been given the kernels of an artifact, which it numbers as the job does.
-pub trait Card: Send + Sync {
+pub trait GpuDevice: Send + Sync {
     /// Reserves device memory, at an address that is a multiple of 256.
     ///
     /// # Errors
@@ -217,7 +217,7 @@ pub trait Card: Send + Sync {
     /// Copies from the device; likewise.
     ///
     /// # Errors
-    /// As for [`Card::write`].
+    /// As for [`GpuDevice::write`].
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String>;
     /// The bytes of a tensor map, as kernels take it, whose operand lies at an address.
     ///
@@ -231,7 +231,7 @@ pub trait Card: Send + Sync {
     /// Does something, on each stream one after the other; maybe later. What the host does, it does natively.
     ///
     /// # Errors
-    /// As for [`Card::write`].
+    /// As for [`GpuDevice::write`].
     fn run(&self, work: &[Work], host_kernels: Option<&HostKernels>) -> Result<(), String>;
     /// Whether it exchanges with the cards of other ranks by itself ([`Work::Exchange`]).
     fn is_connected(&self) -> bool {
@@ -240,6 +240,6 @@ pub trait Card: Send + Sync {
     /// Waits until all is done.
     ///
     /// # Errors
-    /// As for [`Card::write`].
+    /// As for [`GpuDevice::write`].
     fn synchronize(&self) -> Result<(), String>;
 }

@@ -19,7 +19,7 @@ pub(super) use stream::{CudaEvent, Stream};
 use super::host::HostKernels;
 use super::nccl::{self, Nccl};
 use super::outbox::Outboxes;
-use super::{Card, Queue, Work};
+use super::{GpuDevice, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::{DeviceError, ThreadResources};
 use cudarc::driver::{result, sys};
@@ -191,7 +191,7 @@ fn span(bytes: &[u8]) -> Range<u64> {
     start..start + bytes.len() as u64
 }
 
-impl Card for Cuda {
+impl GpuDevice for Cuda {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         self.context.enter()?;
         // SAFETY: a new allocation; the driver aligns it to 256 bytes.

@@ -2,7 +2,7 @@
 //! wrote is NaN.
 
 use super::host::HostKernels;
-use super::{Card, Queue, Work};
+use super::{GpuDevice, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
 use emulator::{Device, Launch, Module, Options};
@@ -42,7 +42,7 @@ impl Emulated {
     }
 }
 
-impl Card for Emulated {
+impl GpuDevice for Emulated {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         Ok(self.device.allocate(bytes))
     }

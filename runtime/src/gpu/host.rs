@@ -1,6 +1,6 @@
 //! The host beside a card: arenas in memory of this process, and kernels of native code.
 
-use super::Card;
+use super::GpuDevice;
 use crate::artifact::Artifact;
 use crate::cpu::{Arenas, Cpu, KernelLibrary, Threads, flush_denormals};
 use crate::device::{DeviceError, Launches, Location, Memory};
@@ -15,7 +15,7 @@ pub(super) type HostArenas = Arenas;
 ///
 /// # Errors
 /// If there is not so much memory, or the card does not take it; or no directory for what rests on a disk.
-pub(super) fn arenas<C: Card>(
+pub(super) fn arenas<C: GpuDevice>(
     bytes: [u64; Arena::ALL.len()],
     dir: Option<&Path>,
     card: &mut C,

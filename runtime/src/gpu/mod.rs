@@ -13,7 +13,7 @@ pub mod nccl;
 mod outbox;
 mod send_turns;
 
-pub use card::{Card, CardExchange, CardMessage, Outgoing, Queue, Work};
+pub use card::{CardExchange, CardMessage, GpuDevice, Outgoing, Queue, Work};
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
@@ -59,7 +59,7 @@ struct CardArenas<C> {
     failed: Mutex<Option<String>>,
 }
 
-impl<C: Card> CardArenas<C> {
+impl<C: GpuDevice> CardArenas<C> {
     fn address(&self, at: Location) -> u64 {
         self.arenas[at.arena as usize] + at.byte
     }
@@ -141,7 +141,7 @@ pub struct Gpu<'a, C> {
     slots: u32,
 }
 
-impl<'a, C: Card + 'static> Gpu<'a, C> {
+impl<'a, C: GpuDevice + 'static> Gpu<'a, C> {
     /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in
     /// this directory. Kernels of the host run on these threads.
     ///
@@ -205,7 +205,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     }
 }
 
-impl<C: Card> Memory for SharedArenas<C> {
+impl<C: GpuDevice> Memory for SharedArenas<C> {
     fn element(&self, dtype: DType) -> Element {
         Element::native(dtype)
     }
@@ -249,7 +249,7 @@ impl<C: Card> Memory for SharedArenas<C> {
     }
 }
 
-impl<C: Card + 'static> Memory for Gpu<'_, C> {
+impl<C: GpuDevice + 'static> Memory for Gpu<'_, C> {
     fn element(&self, dtype: DType) -> Element {
         Element::native(dtype)
     }
@@ -306,7 +306,7 @@ fn elements(dtype: DType, values: &[f64]) -> Vec<u8> {
     bytes
 }
 
-impl<C: Card + 'static> Launches for Gpu<'_, C> {
+impl<C: GpuDevice + 'static> Launches for Gpu<'_, C> {
     fn needs(&self, kernel: KernelId) -> Option<ThreadResources> {
         self.held.card.needs(kernel)
     }
@@ -329,7 +329,7 @@ impl<C: Card + 'static> Launches for Gpu<'_, C> {
     }
 }
 
-impl<C: Card + 'static> Device for Gpu<'_, C> {
+impl<C: GpuDevice + 'static> Device for Gpu<'_, C> {
     fn second_handle(&self) -> Option<DeviceHandle> {
         Some(DeviceHandle { memory: Box::new(SharedArenas(self.held.clone())), begin: Box::new(flush_denormals) })
     }
@@ -357,7 +357,7 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
     }
 }
 
-impl<C: Card + 'static> Gpu<'_, C> {
+impl<C: GpuDevice + 'static> Gpu<'_, C> {
     /// Tells of messages whose turn has come.
     fn send(&mut self) {
         self.turns.due().into_iter().for_each(|o| self.later(Work::Send(o)));
@@ -373,7 +373,7 @@ impl<C: Card + 'static> Gpu<'_, C> {
     }
 }
 
-impl<C: Card + 'static> Fabric for Gpu<'_, C> {
+impl<C: GpuDevice + 'static> Fabric for Gpu<'_, C> {
     fn phase(&mut self, sends: &[SendTurn]) {
         self.turns.begin(sends);
     }

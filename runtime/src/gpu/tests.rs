@@ -1,5 +1,5 @@
 use super::*;
-use crate::artifact::{self, Accept, ArtifactParts, Kernels};
+use crate::artifact::{self, AcceptedArtifacts, ArtifactParts, Kernels};
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
 use crate::executor::{CommandOrder, Rank, Step};
 use crate::fixture::{self, Split};
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 /// A card that is connected, and keeps what it is told.
 struct RecordingCard(Arc<Mutex<Vec<Work>>>, u64);
 
-impl Card for RecordingCard {
+impl GpuDevice for RecordingCard {
     fn allocate(&mut self, _: u64) -> Result<u64, String> {
         self.1 += 1 << 20;
         Ok(self.1)
@@ -74,7 +74,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let out = dir.path().join("gpu.mcc");
     artifact::write(&out, &ArtifactParts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None })
         .unwrap();
-    let artifact = artifact::read(&out, &Accept::Anyones).unwrap();
+    let artifact = artifact::read(&out, &AcceptedArtifacts::Anyones).unwrap();
 
     let told = Arc::new(Mutex::new(vec![]));
     let gpu = Gpu::new(&artifact, RecordingCard(told.clone(), 0), arena_bytes(&job, 0), None, &Threads::one()).unwrap();

@@ -1,10 +1,10 @@
 //! What the launchers of a world say to each other, and when.
 
 use super::error::{RunError, RunFailure};
-use super::process::{LauncherEvent, ProcessExit, Pulse};
+use super::process::{LauncherEvent, ProcessExit, RankHealth};
 use super::stop::RunEnd;
 use crate::protocol::Event;
-use crate::shm::Ask;
+use crate::shm::RunRequest;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ pub const TAKES: Duration = Duration::from_secs(5);
 #[derive(Serialize, Deserialize)]
 pub enum Up {
     Event(Event),
-    Pulse(Pulse),
+    Health(RankHealth),
     Ended(ProcessExit),
     /// It was asked to end the run.
     Stop,
     /// What its rank had begun when it was asked for this.
-    Begun(Ask, u64),
+    Begun(RunRequest, u64),
 }
 
 impl Up {
@@ -30,7 +30,7 @@ impl Up {
     pub fn said(self, rank: u64) -> LauncherEvent {
         match self {
             Up::Event(event) => LauncherEvent::Event(rank, event),
-            Up::Pulse(pulse) => LauncherEvent::Pulse(rank, pulse),
+            Up::Health(pulse) => LauncherEvent::Health(rank, pulse),
             Up::Ended(ended) => LauncherEvent::Closed(rank, Some(ended)),
             Up::Stop => LauncherEvent::Stop,
             Up::Begun(ask, step) => LauncherEvent::Begun(rank, ask, step),
@@ -43,8 +43,8 @@ impl Up {
 pub enum Down {
     Alive,
     /// Its rank is to do this; after which step is said when all launchers have answered.
-    Ask(Ask),
-    After(Ask, u64),
+    Request(RunRequest),
+    After(RunRequest, u64),
     /// All ranks are done.
     Done(RunEnd),
     End(RunFailure),

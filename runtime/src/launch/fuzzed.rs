@@ -77,7 +77,7 @@ pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
             LauncherEvent::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
             LauncherEvent::Event(rank, Event::Sums { step, sums }) => drop(replicas.said(rank, step, &sums, |_| String::new())),
             LauncherEvent::Event(rank, Event::Profile(part)) => profile.add(rank, part),
-            LauncherEvent::Pulse(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
+            LauncherEvent::Health(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
             LauncherEvent::Closed(rank, Some(ended)) => drop(place(job, rank, &ended.status)),
             LauncherEvent::Event(..) | LauncherEvent::Begun(..) | LauncherEvent::Closed(_, None) | LauncherEvent::Lost(_) | LauncherEvent::Stop => {}
         }

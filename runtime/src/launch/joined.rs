@@ -11,14 +11,14 @@ use super::lead::{Limits, RunOutputs, TICK, conduct};
 use super::options::RunOptions;
 use super::orders::nccl_id;
 use super::plan::{self, Hello, LaunchPlan, MachineMemory, MemoryPlace, host};
-use super::process::{self, LauncherEvent, Process, Pulse, leave};
+use super::process::{self, LauncherEvent, Process, RankHealth, leave};
 use super::progress::{Note, RunEvent, Summary};
 use super::ranks::{Ranks, waits};
 use super::stop::{RendezvousState, RunEnd};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
 use crate::rendezvous::{Link, Member, StarLinks, meet};
-use crate::shm::{Board, Receiver, SegmentLayout};
+use crate::shm::{Receiver, SegmentLayout, StatusBoard};
 use crate::world::World;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -119,7 +119,7 @@ pub fn run(
     // All ranks measure at the same time, as they will run at the same time.
     let limits = Limits::new(&orders, world.size, world.rank..world.rank + 1);
     let segment = Arc::new(segment);
-    let board = Board { segment: &segment, layout: &layout };
+    let board = StatusBoard { segment: &segment, layout: &layout };
     let (say, said) = mpsc::channel();
     let report = {
         let (rank, say) = (world.rank, say.clone());
@@ -152,7 +152,7 @@ fn follow(
     options: &RunOptions,
     world: &World,
     link: Link,
-    board: Board,
+    board: StatusBoard,
     memory: &OwnedFd,
     (say, said): (mpsc::Sender<LauncherEvent>, mpsc::Receiver<LauncherEvent>),
 ) -> Result<RunEnd, RunError> {
@@ -182,7 +182,7 @@ fn follow(
     };
     let silence = options.patience.max(BEAT) * 4;
     let (mut last, mut beat, mut looked) = (Instant::now(), Instant::now(), Instant::now());
-    let mut pulse = Pulse::default();
+    let mut pulse = RankHealth::default();
     let (mut is_open, mut has_asked) = (true, false);
     let outcome = loop {
         if options.stop.is_asked() && !has_asked {
@@ -204,16 +204,16 @@ fn follow(
         // Looks are counted in ticks, as rank 0's launcher counts those at its own process; it hears of them once a beat.
         if looked.elapsed() >= TICK {
             looked = Instant::now();
-            pulse = if is_open { process.pulse(&board) } else { Pulse::default() };
+            pulse = if is_open { process.pulse(&board) } else { RankHealth::default() };
         }
         if beat.elapsed() >= BEAT {
             beat = Instant::now();
-            let _ = link.say(&Up::Pulse(pulse.clone()), TAKES);
+            let _ = link.say(&Up::Health(pulse.clone()), TAKES);
         }
         let own = || waits(&artifact.job, rank, &board.status(rank)).into_iter().collect();
         match heard.try_recv() {
             Ok(Ok(Down::Alive)) => last = Instant::now(),
-            Ok(Ok(Down::Ask(ask))) => {
+            Ok(Ok(Down::Request(ask))) => {
                 board.ask(ask);
                 let _ = link.say(&Up::Begun(ask, board.begun(rank)), TAKES);
             }

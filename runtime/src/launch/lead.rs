@@ -23,7 +23,7 @@ use crate::lines::ExistingLines;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, FirstStep, HeldOut, Orders, Saves, Spread};
-use crate::shm::Ask;
+use crate::shm::RunRequest;
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark};
 use ir::program::{Arena, Job, Space};
@@ -123,10 +123,10 @@ pub fn conduct(
     let mut looked = begun.checked_sub(TICK).unwrap_or(begun);
     while !ranks.finished() {
         if options.stop.is_asked() || options.exit_duration.is_some_and(|most| begun.elapsed() >= most) {
-            ranks.ask(Ask::Stop);
+            ranks.ask(RunRequest::Stop);
         }
         if checkpoints.as_ref().is_some_and(Checkpoints::is_due) {
-            ranks.ask(Ask::Save);
+            ranks.ask(RunRequest::Save);
         }
         match ranks.listen(TICK).map(|said| checker.believed(said)) {
             None => {}
@@ -191,9 +191,9 @@ pub fn conduct(
                 finished.insert(step);
                 ranks.done(rank);
             }
-            Some(LauncherEvent::Stop) => ranks.ask(Ask::Stop),
+            Some(LauncherEvent::Stop) => ranks.ask(RunRequest::Stop),
             Some(LauncherEvent::Begun(rank, ask, step)) => ranks.begun(rank, ask, step),
-            Some(LauncherEvent::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
+            Some(LauncherEvent::Health(rank, pulse)) => ranks.pulse(rank, pulse),
             Some(LauncherEvent::Closed(rank, ended)) => ranks.closed(rank, ended),
             Some(LauncherEvent::Lost(rank)) => ranks.lost(rank),
         }

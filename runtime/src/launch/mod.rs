@@ -41,7 +41,7 @@ pub use stop::{RunEnd, StopRequest};
 
 use crate::artifact::Artifact;
 use crate::protocol::{self, Orders};
-use crate::shm::{Board, Segment, SegmentLayout};
+use crate::shm::{Segment, SegmentLayout, StatusBoard};
 use lead::{Limits, RunOutputs, conduct};
 use orders::{nccl_id, orders};
 use ranks::Ranks;
@@ -68,7 +68,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, observe: &mut dyn FnMut(Ru
     let layout = SegmentLayout::new(job, &artifact.manifest.target, said.len() as u64);
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
     segment.slice_mut(0, said.len()).copy_from_slice(&said);
-    let mut ranks = Ranks::new(job, Board { segment: &segment, layout: &layout }, mpsc::channel());
+    let mut ranks = Ranks::new(job, StatusBoard { segment: &segment, layout: &layout }, mpsc::channel());
     for _ in 0..job.mesh.world() {
         let started = ranks.start(&options.rank_binary, &memory);
         started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;

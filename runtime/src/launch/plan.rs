@@ -16,6 +16,7 @@ use crate::rendezvous::{Link, Trust, random};
 use crate::shm::{Segment, SegmentLayout};
 use crate::world::World;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -44,6 +45,34 @@ impl Hello {
     }
 }
 
+/// The first option that a rank has in another way than rank 0: `conditions.batch is 8, not 4`.
+fn first_difference(own: &Value, theirs: &Value) -> Option<String> {
+    let step = |key: &str, own: Option<&Value>, theirs: Option<&Value>| {
+        let rest = first_difference(own.unwrap_or(&Value::Null), theirs.unwrap_or(&Value::Null))?;
+        let dot = if rest.starts_with(" is ") { "" } else { "." };
+        Some(format!("{key}{dot}{rest}"))
+    };
+    match (own, theirs) {
+        (own, theirs) if own == theirs => None,
+        (Value::Object(a), Value::Object(b)) => a.keys().chain(b.keys()).find_map(|key| step(key, a.get(key), b.get(key))),
+        (Value::Array(a), Value::Array(b)) => (0..a.len().max(b.len())).find_map(|k| step(&k.to_string(), a.get(k), b.get(k))),
+        _ => Some(format!(" is {}, not {}", shown(theirs), shown(own))),
+    }
+}
+
+/// An option's value for a message, cut off where it is long.
+fn shown(value: &Value) -> String {
+    let text = match value {
+        Value::Null => return "not given".into(),
+        Value::String(text) => format!("`{text}`"),
+        other => other.to_string(),
+    };
+    match text.char_indices().nth(100) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
+}
+
 /// What rank 0 tells all.
 #[derive(Serialize, Deserialize)]
 pub struct LaunchPlan {
@@ -63,11 +92,13 @@ impl LaunchPlan {
         let mut machines: Vec<&str> = vec![];
         let mut places = vec![];
         for (rank, hello) in hellos.iter().enumerate() {
-            let theirs: serde_json::Value = serde_json::from_slice(&hello.orders).map_err(|e| wrong(e.to_string()))?;
-            let differs = own.as_object().into_iter().flatten().find(|(key, value)| theirs.get(key.as_str()) != Some(value));
-            if let Some((key, value)) = differs {
-                let there = theirs.get(key.as_str()).cloned().unwrap_or_default();
-                return Err(wrong(format!("rank {rank} on {} was started with another `{key}` than rank 0: {there}, not {value}", hello.host)));
+            let theirs: Value = serde_json::from_slice(&hello.orders).map_err(|e| wrong(e.to_string()))?;
+            if let Some(difference) = first_difference(&own, &theirs) {
+                let host = &hello.host;
+                return Err(wrong(format!(
+                    "rank {rank} on {host} was started with other options than rank 0: {difference}; all ranks need the same flags, and files at the same \
+                     absolute paths"
+                )));
             }
             let machine = machines.iter().position(|m| *m == hello.machine).unwrap_or_else(|| {
                 machines.push(&hello.machine);

@@ -2,7 +2,7 @@
 
 use super::shielded::shield;
 use crate::protocol::{self, Event};
-use crate::shm::{Ask, Board, Status};
+use crate::shm::{RunRequest, Status, StatusBoard};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub enum LauncherEvent {
     Event(u64, Event),
     /// Of a rank with a launcher of its own: how it is.
-    Pulse(u64, Pulse),
+    Health(u64, RankHealth),
     /// Its process has ended; how, of a rank with a launcher of its own.
     Closed(u64, Option<ProcessExit>),
     /// The launcher of a rank is gone.
@@ -25,12 +25,12 @@ pub enum LauncherEvent {
     /// Another launcher was asked to end the run.
     Stop,
     /// What a rank with a launcher of its own had begun when it was asked for this.
-    Begun(u64, Ask, u64),
+    Begun(u64, RunRequest, u64),
 }
 
 /// How a rank is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pulse {
+pub struct RankHealth {
     pub status: Status,
     /// For how many looks there was no sign of life.
     pub still: u32,
@@ -99,7 +99,7 @@ impl Process {
 
     /// Looks for signs of life. To be called at even intervals: looks are counted, so a launcher that was stopped
     /// itself accuses nobody.
-    pub fn pulse(&mut self, board: &Board) -> Pulse {
+    pub fn pulse(&mut self, board: &StatusBoard) -> RankHealth {
         let status = board.status(self.rank);
         let (ticks, state, memory) = usage(self.child.id());
         // A rank that waits wakes now and then to look whether the run has ended, so its time on cores is no sign of
@@ -113,11 +113,11 @@ impl Process {
             State::Stopped | State::Ready | State::Other => self.still + 1,
         };
         self.sign = sign;
-        Pulse { status, still: self.still, stopped: state == State::Stopped, memory }
+        RankHealth { status, still: self.still, stopped: state == State::Stopped, memory }
     }
 
     /// How it ended, once its pipe is closed.
-    pub fn ended(&mut self, board: &Board) -> ProcessExit {
+    pub fn ended(&mut self, board: &StatusBoard) -> ProcessExit {
         let how = self.child.wait().map_or_else(|e| e.to_string(), ended);
         let wrote = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
         ProcessExit { how, wrote, status: board.status(self.rank) }

@@ -3,13 +3,13 @@
 
 use super::control::{BEAT, Down, TAKES, Up};
 use super::error::RunFailure;
-use super::process::{self, LauncherEvent, Process, Pulse, leave};
+use super::process::{self, LauncherEvent, Process, RankHealth, leave};
 use super::stop::RunEnd;
 use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
 use crate::rendezvous::{Link, LinkWriter};
-use crate::shm::{ASKS, Ask, Board, Status};
+use crate::shm::{ASKS, RunRequest, Status, StatusBoard};
 use ir::program::Job;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,12 +18,12 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 struct RankState {
-    hold: Hold,
-    life: Life,
-    pulse: Pulse,
+    hold: RankHandle,
+    life: RankPhase,
+    pulse: RankHealth,
 }
 
-enum Hold {
+enum RankHandle {
     Own(Process),
     /// Another launcher's, and when that was last heard of.
     Far {
@@ -34,7 +34,7 @@ enum Hold {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum RankPhase {
     Running,
     /// It said that it is done.
     Done,
@@ -43,7 +43,7 @@ enum Life {
 
 /// How far all launchers are with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Asking {
+enum RequestProgress {
     No,
     /// What each rank has begun, as far as its launcher has said so.
     Asked(Vec<Option<u64>>),
@@ -54,7 +54,7 @@ enum Asking {
 /// Dropping it ends all processes and reaps its own.
 pub struct Ranks<'a> {
     job: &'a Job,
-    board: Board<'a>,
+    board: StatusBoard<'a>,
     ranks: Vec<RankState>,
     say: Sender<LauncherEvent>,
     said: Receiver<LauncherEvent>,
@@ -62,8 +62,8 @@ pub struct Ranks<'a> {
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
-    /// By [`Ask`].
-    asking: [Asking; ASKS],
+    /// By [`RunRequest`].
+    asking: [RequestProgress; ASKS],
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -75,14 +75,24 @@ const LAST: Duration = Duration::from_millis(1200);
 
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
-    pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<LauncherEvent>, Receiver<LauncherEvent>)) -> Ranks<'a> {
-        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), asking: [const { Asking::No }; ASKS] }
+    pub fn new(job: &'a Job, board: StatusBoard<'a>, (say, said): (Sender<LauncherEvent>, Receiver<LauncherEvent>)) -> Ranks<'a> {
+        Ranks {
+            job,
+            board,
+            ranks: vec![],
+            say,
+            said,
+            failure: None,
+            reason: None,
+            told: Instant::now(),
+            asking: [const { RequestProgress::No }; ASKS],
+        }
     }
 
     /// Starts the next rank here.
     pub fn start(&mut self, binary: &Path, memory: &OwnedFd) -> io::Result<()> {
         let process = Process::start(binary, self.ranks.len() as u64, memory, self.say.clone())?;
-        self.ranks.push(RankState { hold: Hold::Own(process), life: Life::Running, pulse: Pulse::default() });
+        self.ranks.push(RankState { hold: RankHandle::Own(process), life: RankPhase::Running, pulse: RankHealth::default() });
         Ok(())
     }
 
@@ -107,21 +117,22 @@ impl<'a> Ranks<'a> {
             }
             let _ = say.send(LauncherEvent::Lost(rank));
         })?;
-        let hold = Hold::Far { link, host, heard: Instant::now() };
-        self.ranks.push(RankState { hold, life: Life::Running, pulse: Pulse::default() });
+        let hold = RankHandle::Far { link, host, heard: Instant::now() };
+        self.ranks.push(RankState { hold, life: RankPhase::Running, pulse: RankHealth::default() });
         Ok(())
     }
 
     /// Whether all ranks are done and gone.
     pub fn finished(&self) -> bool {
-        self.ranks.iter().all(|p| p.life == Life::Closed)
+        self.ranks.iter().all(|p| p.life == RankPhase::Closed)
     }
 
     /// The next thing that a rank says, if one does within this time.
     pub fn listen(&mut self, time: Duration) -> Option<LauncherEvent> {
         let said = self.said.recv_timeout(time).ok()?;
-        if let LauncherEvent::Event(rank, _) | LauncherEvent::Pulse(rank, _) | LauncherEvent::Closed(rank, _) | LauncherEvent::Begun(rank, ..) = &said
-            && let Hold::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
+        if let LauncherEvent::Event(rank, _) | LauncherEvent::Health(rank, _) | LauncherEvent::Closed(rank, _) | LauncherEvent::Begun(rank, ..) =
+            &said
+            && let RankHandle::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
         {
             *heard = Instant::now();
         }
@@ -143,7 +154,7 @@ impl<'a> Ranks<'a> {
             && let Some(left) = last.checked_duration_since(Instant::now())
             && let Ok(said) = self.said.recv_timeout(left)
         {
-            if let LauncherEvent::Pulse(rank, pulse) = said {
+            if let LauncherEvent::Health(rank, pulse) = said {
                 self.pulse(rank, pulse);
             }
         }
@@ -154,7 +165,7 @@ impl<'a> Ranks<'a> {
     }
 
     fn is_spread(&self) -> bool {
-        self.ranks.iter().any(|r| matches!(r.hold, Hold::Far { .. }))
+        self.ranks.iter().any(|r| matches!(r.hold, RankHandle::Far { .. }))
     }
 
     /// What launchers elsewhere are told when this is dropped: the first reason, or that all is well.
@@ -168,10 +179,10 @@ impl<'a> Ranks<'a> {
     }
 
     pub fn done(&mut self, rank: u64) {
-        self.ranks[rank as usize].life = Life::Done;
+        self.ranks[rank as usize].life = RankPhase::Done;
     }
 
-    pub fn pulse(&mut self, rank: u64, pulse: Pulse) {
+    pub fn pulse(&mut self, rank: u64, pulse: RankHealth) {
         self.ranks[rank as usize].pulse = pulse;
     }
 
@@ -191,12 +202,12 @@ impl<'a> Ranks<'a> {
     /// A rank's process has ended.
     pub fn closed(&mut self, rank: u64, ended: Option<process::ProcessExit>) {
         let held = &mut self.ranks[rank as usize];
-        let life = std::mem::replace(&mut held.life, Life::Closed);
+        let life = std::mem::replace(&mut held.life, RankPhase::Closed);
         let ended = match (&mut held.hold, ended) {
-            (Hold::Own(process), _) => Some(process.ended(&self.board)),
-            (Hold::Far { .. }, ended) => ended,
+            (RankHandle::Own(process), _) => Some(process.ended(&self.board)),
+            (RankHandle::Far { .. }, ended) => ended,
         };
-        if let (Life::Running, Some(process::ProcessExit { how, wrote, status })) = (life, ended) {
+        if let (RankPhase::Running, Some(process::ProcessExit { how, wrote, status })) = (life, ended) {
             let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
             self.fail(RunFailure::new(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status))));
         }
@@ -205,8 +216,8 @@ impl<'a> Ranks<'a> {
     /// The launcher of a rank is gone.
     pub fn lost(&mut self, rank: u64) {
         let held = &mut self.ranks[rank as usize];
-        let life = std::mem::replace(&mut held.life, Life::Closed);
-        if let (Hold::Far { host, .. }, true) = (&held.hold, life != Life::Closed) {
+        let life = std::mem::replace(&mut held.life, RankPhase::Closed);
+        if let (RankHandle::Far { host, .. }, true) = (&held.hold, life != RankPhase::Closed) {
             let gone = format!("rank {rank}'s `mcc run` on {host} is gone");
             let place = place(self.job, rank, &held.pulse.status);
             self.fail(RunFailure::new(format!("{gone}, last heard of at {place}")));
@@ -214,26 +225,26 @@ impl<'a> Ranks<'a> {
     }
 
     /// Asks all ranks for something, unless they have been and have not done it yet.
-    pub fn ask(&mut self, ask: Ask) {
-        if self.asking[ask as usize] != Asking::No {
+    pub fn ask(&mut self, ask: RunRequest) {
+        if self.asking[ask as usize] != RequestProgress::No {
             return;
         }
         self.board.ask(ask);
         let begun = (0..).zip(&mut self.ranks).map(|(rank, held)| match &mut held.hold {
-            Hold::Own(_) => Some(self.board.begun(rank)),
-            Hold::Far { link, .. } => {
+            RankHandle::Own(_) => Some(self.board.begun(rank)),
+            RankHandle::Far { link, .. } => {
                 // Errors are ignored, as `listen` soon reports a launcher that is gone.
-                let _ = link.say(&Down::Ask(ask), TAKES);
+                let _ = link.say(&Down::Request(ask), TAKES);
                 None
             }
         });
-        self.asking[ask as usize] = Asking::Asked(begun.collect());
+        self.asking[ask as usize] = RequestProgress::Asked(begun.collect());
         self.settle(ask);
     }
 
     /// Another launcher says what its rank has begun.
-    pub fn begun(&mut self, rank: u64, ask: Ask, step: u64) {
-        if let Asking::Asked(begun) = &mut self.asking[ask as usize] {
+    pub fn begun(&mut self, rank: u64, ask: RunRequest, step: u64) {
+        if let RequestProgress::Asked(begun) = &mut self.asking[ask as usize] {
             begun[rank as usize] = Some(step);
             self.settle(ask);
         }
@@ -241,33 +252,33 @@ impl<'a> Ranks<'a> {
 
     /// All ranks are through with the checkpoint of a step.
     pub fn saved(&mut self, step: u64) {
-        let asking = &mut self.asking[Ask::Save as usize];
-        if matches!(asking, Asking::Known(last) if *last <= step) {
-            *asking = Asking::No;
+        let asking = &mut self.asking[RunRequest::Save as usize];
+        if matches!(asking, RequestProgress::Known(last) if *last <= step) {
+            *asking = RequestProgress::No;
         }
     }
 
-    fn settle(&mut self, ask: Ask) {
-        let Asking::Asked(begun) = &self.asking[ask as usize] else { return };
+    fn settle(&mut self, ask: RunRequest) {
+        let RequestProgress::Asked(begun) = &self.asking[ask as usize] else { return };
         let Some(last) = begun.iter().copied().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return };
         self.board.settle(ask, last);
         for held in &mut self.ranks {
-            if let Hold::Far { link, .. } = &mut held.hold {
+            if let RankHandle::Far { link, .. } = &mut held.hold {
                 let _ = link.say(&Down::After(ask, last), TAKES);
             }
         }
-        self.asking[ask as usize] = Asking::Known(last);
+        self.asking[ask as usize] = RequestProgress::Known(last);
     }
 
     /// Who waits for whom.
     fn waiting(&mut self) -> Vec<String> {
         let board = self.board;
-        let running = (0..).zip(&self.ranks).filter(|(_, p)| p.life == Life::Running);
+        let running = (0..).zip(&self.ranks).filter(|(_, p)| p.life == RankPhase::Running);
         running
             .filter_map(|(rank, held)| {
                 let status = match &held.hold {
-                    Hold::Own(_) => board.status(rank),
-                    Hold::Far { .. } => held.pulse.status.clone(),
+                    RankHandle::Own(_) => board.status(rank),
+                    RankHandle::Far { .. } => held.pulse.status.clone(),
                 };
                 waits(self.job, rank, &status)
             })
@@ -289,20 +300,20 @@ impl<'a> Ranks<'a> {
         let beat = self.told.elapsed() >= BEAT;
         for (rank, held) in (0..).zip(&mut self.ranks) {
             match &mut held.hold {
-                Hold::Far { link, host, heard } if held.life != Life::Closed => {
+                RankHandle::Far { link, host, heard } if held.life != RankPhase::Closed => {
                     // Errors are ignored, as `listen` soon reports a launcher that is gone.
                     let _ = if beat { link.say(&Down::Alive, TAKES) } else { Ok(()) };
                     if heard.elapsed() > tick * patience * SILENCE {
                         silent = silent.or(Some((rank, host.clone(), heard.elapsed().as_secs())));
                     }
                 }
-                Hold::Own(process) if held.life == Life::Running => held.pulse = process.pulse(&self.board),
-                Hold::Far { .. } | Hold::Own(_) => {}
+                RankHandle::Own(process) if held.life == RankPhase::Running => held.pulse = process.pulse(&self.board),
+                RankHandle::Far { .. } | RankHandle::Own(_) => {}
             }
-            if held.life != Life::Running {
+            if held.life != RankPhase::Running {
                 continue;
             }
-            let Pulse { status, still, stopped, .. } = &held.pulse;
+            let RankHealth { status, still, stopped, .. } = &held.pulse;
             running += 1;
             // A rank may have been stopped while it waited.
             let stopped = *stopped || status.waits.is_none();
@@ -346,7 +357,7 @@ impl Drop for Ranks<'_> {
         let last = self.reason.take().unwrap_or_else(|| Down::End(RunFailure::new(why)));
         let mut open = 0;
         for held in &mut self.ranks {
-            if let Hold::Far { link, .. } = &mut held.hold
+            if let RankHandle::Far { link, .. } = &mut held.hold
                 && link.say(&last, TAKES).is_ok()
             {
                 link.close();
@@ -355,7 +366,7 @@ impl Drop for Ranks<'_> {
         }
         let deadline = Instant::now() + Duration::from_millis(300);
         for held in &mut self.ranks {
-            if let Hold::Own(process) = &mut held.hold {
+            if let RankHandle::Own(process) = &mut held.hold {
                 leave(process, deadline);
             }
         }

@@ -2,7 +2,7 @@
 //! memory may be damaged or its build another one, and what it says becomes the numbers that people read: what cannot
 //! be ends the run with the rank's name.
 
-use super::process::{LauncherEvent, Pulse};
+use super::process::{LauncherEvent, RankHealth};
 use crate::comm::{Position, ranks};
 use crate::profile::{ProfileChunk, ProfileWindow};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
@@ -71,7 +71,7 @@ impl<'a> EventChecker<'a> {
     pub(super) fn believed(&mut self, said: LauncherEvent) -> LauncherEvent {
         let (rank, checked) = match &said {
             LauncherEvent::Event(rank, event) => (*rank, self.event(*rank, event)),
-            LauncherEvent::Pulse(rank, Pulse { status, .. }) => (*rank, self.status(status)),
+            LauncherEvent::Health(rank, RankHealth { status, .. }) => (*rank, self.status(status)),
             LauncherEvent::Closed(rank, Some(ended)) => (*rank, self.status(&ended.status)),
             LauncherEvent::Begun(rank, _, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
             LauncherEvent::Begun(..) | LauncherEvent::Closed(_, None) | LauncherEvent::Lost(_) | LauncherEvent::Stop => return said,
@@ -227,7 +227,7 @@ mod tests {
     use crate::executor::{PersistentId, Sum};
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
-    use crate::shm::Ask;
+    use crate::shm::RunRequest;
     use ir::program::ProgramPhase;
 
     #[test]
@@ -257,15 +257,16 @@ mod tests {
             });
             wrong.unwrap_or_default().replace("what rank 1 says of itself cannot be: ", "")
         };
-        let pulse = |step, waits| LauncherEvent::Pulse(1, Pulse { status: Status { step, waits, ..Status::default() }, ..Pulse::default() });
+        let pulse =
+            |step, waits| LauncherEvent::Health(1, RankHealth { status: Status { step, waits, ..Status::default() }, ..RankHealth::default() });
         let part = |steps: &[(u64, u64, u64)], ran: &[Ran]| {
             ProfileChunk::of(steps.to_vec(), ran.to_vec()).into_iter().map(|p| LauncherEvent::Event(1, Event::Profile(p))).collect()
         };
         let ran = |call, time| Ran { at: Position { phase: ProgramPhase::Train, call, command: 0 }, start: 5, time };
-        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), LauncherEvent::Begun(1, Ask::Stop, 4)]), "");
+        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), LauncherEvent::Begun(1, RunRequest::Stop, 4)]), "");
         assert_eq!(fault(vec![pulse(5, None)]), "it is at step 5 of 4");
         assert_eq!(fault(vec![pulse(1, Some(vec![0, 7]))]), "it waits for ranks 0, 7");
-        assert_eq!(fault(vec![LauncherEvent::Begun(1, Ask::Save, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
+        assert_eq!(fault(vec![LauncherEvent::Begun(1, RunRequest::Save, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
         let unsaved = |number, step| LauncherEvent::Event(1, Event::Unsaved { number, step, why: String::new() });
         assert_eq!(fault(vec![unsaved(0, 0), unsaved(1, 0)]), "");
         assert_eq!(fault(vec![unsaved(1, 0)]), "it saved checkpoint 1, of step 0, after 0 of them and step 0");

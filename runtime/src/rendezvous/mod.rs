@@ -33,6 +33,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 const STRANGE: Duration = Duration::from_millis(500);
 /// How many such answers in a row are believed. One alone may be rank 0's, whom others besiege.
 const STRANGERS: u32 = 10;
+/// How long ranks wait for others before they say so, once.
+const QUIET: Duration = Duration::from_secs(10);
 /// Rank 0 answers by the deadline whatever happens; this much more is for the way. Also, how long one handshake may
 /// take.
 const WAY: Duration = Duration::from_secs(5);
@@ -107,26 +109,31 @@ pub fn meet(
         let refused = |e: io::Error| MeetError::Listen { rank: 0, port: meeting.port, cause: e };
         let mut incoming = HandshakeListener::new(listener, trust.key(), Purpose::Meeting).map_err(refused)?;
         let mut come: Vec<Option<Link>> = (1..member.world).map(|_| None).collect();
-        let gathered = gather(&mut incoming, member, &mut come, deadline);
+        let gathered = gather(&mut incoming, member, &mut come, deadline, note);
         // Nobody else is expected, so the port is closed.
         drop(incoming);
         let mut links: Vec<Link> = come.into_iter().flatten().collect();
         answer(&mut links, &gathered.clone().map(|()| vec![]));
         return gathered.map(|()| StarLinks::Hub(links)).map_err(MeetError::Refused);
     }
-    let mut link = reach(meeting, member, trust, deadline)?;
+    let mut link = reach(meeting, member, trust, deadline, note)?;
     let unreached = |cause| MeetError::Unreached { rank: member.rank, meeting: meeting.clone(), cause };
     let answer: Answer = link.hear(Some(left(deadline) + LINGER + WAY)).map_err(unreached)?;
     answer.map(|_| StarLinks::Spoke(link)).map_err(MeetError::Refused)
 }
 
 /// Connects to rank 0, which may not listen yet or be besieged.
-fn reach(meeting: &RendezvousEndpoint, member: &Member, trust: &Trust, deadline: Instant) -> Result<Link, MeetError> {
+fn reach(meeting: &RendezvousEndpoint, member: &Member, trust: &Trust, deadline: Instant, note: &mut dyn FnMut(String)) -> Result<Link, MeetError> {
     let hello = postcard::to_stdvec(member).expect("invariant: plain data");
     let (key, mut strange) = (trust.key(), 0);
     let unreached = |cause| MeetError::Unreached { rank: member.rank, meeting: meeting.clone(), cause };
     let stranger = || MeetError::Stranger { rank: member.rank, meeting: meeting.clone() };
+    let mut quiet = Some(Instant::now() + QUIET);
     loop {
+        if quiet.take_if(|q| Instant::now() >= *q).is_some() {
+            let RendezvousEndpoint { host, port, .. } = meeting;
+            note(format!("rank {} waits for rank 0 at {host}:{port}, at most {} s more", member.rank, left(deadline).as_secs()));
+        }
         let tried = interfaces::addresses(meeting, trust)?.and_then(|addresses| try_each(&addresses, |a| greet(a, &key, &hello, deadline)));
         match tried {
             Ok(link) => return Ok(link),
@@ -171,14 +178,24 @@ fn answer(links: &mut [Link], answer: &Answer) {
 }
 
 /// Waits until all ranks have come. Those that came are in their places whatever the outcome, to be told of it.
-fn gather(incoming: &mut HandshakeListener, own: &Member, come: &mut Vec<Option<Link>>, deadline: Instant) -> Result<(), String> {
+fn gather(
+    incoming: &mut HandshakeListener,
+    own: &Member,
+    come: &mut Vec<Option<Link>>,
+    deadline: Instant,
+    note: &mut dyn FnMut(String),
+) -> Result<(), String> {
     let (mut refused, mut deadline) = (None, deadline);
+    let mut quiet = Some(Instant::now() + QUIET);
     let mut more = vec![];
     let outcome = loop {
         let missing: Vec<u64> = (1..own.world).filter(|r| come[*r as usize - 1].is_none()).collect();
         // Ranks of other worlds came in place of all that are missing, so nobody else is waited for.
         if missing.len() <= more.len() {
             break refused.map_or(Ok(()), Err);
+        }
+        if quiet.take_if(|q| Instant::now() >= *q).is_some() {
+            note(format!("rank 0 waits for {} of {}, at most {} s more", ranks(&missing), own.world, left(deadline).as_secs()));
         }
         let Some((link, hello)) = incoming.next(left(deadline).min(WAY)) else {
             if left(deadline).is_zero() {

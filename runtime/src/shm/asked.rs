@@ -8,7 +8,7 @@
 //!
 //! Ranks may be asked again when all have done what they were asked for.
 
-use super::{Board, Shm};
+use super::{Shm, StatusBoard};
 use crate::comm::CommError;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// What all ranks can be asked to do between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ask {
+pub enum RunRequest {
     /// A checkpoint of what the last step came to.
     Save,
     /// The end of the run.
@@ -47,14 +47,14 @@ pub enum Begin {
     Stop,
 }
 
-impl Board<'_> {
-    fn asked(&self, ask: Ask) -> &AtomicU64 {
+impl StatusBoard<'_> {
+    fn asked(&self, ask: RunRequest) -> &AtomicU64 {
         self.segment.u64(self.layout.asked + 8 * ask as u64)
     }
 
-    /// Asks the ranks of this machine. Whoever asked reads [`Board::begun`] of all ranks then, and gives the
-    /// greatest to [`Board::settle`].
-    pub fn ask(&self, ask: Ask) {
+    /// Asks the ranks of this machine. Whoever asked reads [`StatusBoard::begun`] of all ranks then, and gives the
+    /// greatest to [`StatusBoard::settle`].
+    pub fn ask(&self, ask: RunRequest) {
         self.asked(ask).store(ASKED, Ordering::SeqCst);
     }
 
@@ -64,7 +64,7 @@ impl Board<'_> {
     }
 
     /// Says after which step the ranks of this machine do what was asked for.
-    pub fn settle(&self, ask: Ask, step: u64) {
+    pub fn settle(&self, ask: RunRequest, step: u64) {
         self.asked(ask).store(KNOWN.saturating_add(step), Ordering::SeqCst);
     }
 }
@@ -76,15 +76,15 @@ impl Shm<'_> {
     /// If the run ends while it is not known after which step to stop or save.
     pub fn begin(&self, step: u64) -> Result<Begin, CommError> {
         self.board.segment.u64(self.board.layout.status(self.rank).begun()).store(step, Ordering::SeqCst);
-        if self.last(Ask::Stop)?.is_some_and(|last| step > last) {
+        if self.last(RunRequest::Stop)?.is_some_and(|last| step > last) {
             return Ok(Begin::Stop);
         }
         // A save that was asked for several steps ago is done.
-        Ok(if self.last(Ask::Save)?.is_some_and(|last| step == last + 1) { Begin::Save } else { Begin::Run })
+        Ok(if self.last(RunRequest::Save)?.is_some_and(|last| step == last + 1) { Begin::Save } else { Begin::Run })
     }
 
     /// The step after which something is asked for, if it is.
-    fn last(&self, ask: Ask) -> Result<Option<u64>, CommError> {
+    fn last(&self, ask: RunRequest) -> Result<Option<u64>, CommError> {
         loop {
             match self.board.asked(ask).load(Ordering::SeqCst) {
                 NO => return Ok(None),

@@ -16,7 +16,7 @@
 //! and numbers are not.
 //!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits
-//! for ever is the launcher's business ([`Board`]).
+//! for ever is the launcher's business ([`StatusBoard`]).
 
 mod asked;
 mod by_mpi;
@@ -25,7 +25,7 @@ mod pending;
 mod segment;
 mod wires;
 
-pub use asked::{ASKS, Ask, Begin};
+pub use asked::{ASKS, Begin, RunRequest};
 pub use layout::{CHUNK, SegmentLayout, bytes_of_rank};
 pub use pending::{APART, PIECE, Pending, TransferProgress};
 pub use segment::Segment;
@@ -61,14 +61,14 @@ pub struct Status {
 
 /// The part of the segment that says how all ranks are, and whether the run has ended.
 #[derive(Clone, Copy)]
-pub struct Board<'a> {
+pub struct StatusBoard<'a> {
     /// The memory that the processes of this machine share.
     pub segment: &'a Segment,
     /// Where everything lies in the segment.
     pub layout: &'a SegmentLayout,
 }
 
-impl Board<'_> {
+impl StatusBoard<'_> {
     /// How a rank is, by what it wrote into the segment last.
     pub fn status(&self, rank: u64) -> Status {
         let (segment, area) = (self.segment, self.layout.status(rank));
@@ -107,7 +107,7 @@ impl Board<'_> {
 
 /// One rank's end. Several threads of the rank may each have one, for groups and channels of their own.
 pub struct Shm<'a> {
-    board: Board<'a>,
+    board: StatusBoard<'a>,
     rank: u64,
     /// Looks again before sleeping.
     spins: u32,
@@ -123,7 +123,7 @@ pub struct Shm<'a> {
 
 impl<'a> Shm<'a> {
     /// The end of `rank`, which looks `spins` times before it sleeps.
-    pub fn new(board: Board<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
+    pub fn new(board: StatusBoard<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
         Shm { board, rank, spins, wires, mpi: None, sum: vec![], waited: Duration::ZERO }
     }
 

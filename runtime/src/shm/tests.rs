@@ -10,7 +10,7 @@ use crate::rendezvous::{Purpose, Trust, knock};
 use crate::target::{Processor, Target};
 use ir::graph::Origin;
 use ir::op::{DType, Reduce};
-use ir::program::{Action, Arena, BufferId, Channel, Collective, Command, GroupId, Job, Place, Stream};
+use ir::program::{Action, Arena, BufferAddress, BufferId, Channel, Collective, Command, GroupId, Job, Stream};
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 
@@ -27,7 +27,7 @@ fn job(split: &Split, actions: Vec<Action>) -> Job {
 }
 
 fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Exchange) {
-    let place = Place::start(BufferId(0));
+    let place = BufferAddress::start(BufferId(0));
     let action = Action::Collective { kind, group: GroupId(1), dtype, count, src: place.clone(), dst: place };
     let at = |arena| Location { arena, byte: 0 };
     let exchange = Exchange { kind, dtype, count, src: at(Arena::Persistent), dst: at(Arena::Temporary) };
@@ -42,7 +42,7 @@ fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
     let layout = SegmentLayout::new(&job, &NATIVE, 0);
     for (case, steps) in (0..200).map(|k| (k, 40)).chain([(0, 0), (1, 1)]) {
         let (_, segment) = Segment::create(layout.bytes).unwrap();
-        let board = Board { segment: &segment, layout: &layout };
+        let board = StatusBoard { segment: &segment, layout: &layout };
         let asks = case % 10 != 9;
         let (done, last) = std::thread::scope(|scope| {
             let train = |rank: u64| {
@@ -58,9 +58,9 @@ fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
             let ranks: Vec<_> = (0..layout.world).map(|rank| scope.spawn(train(rank))).collect();
             let last = asks.then(|| {
                 (0..case).for_each(|_| std::thread::yield_now());
-                board.ask(Ask::Stop);
+                board.ask(RunRequest::Stop);
                 let last = (0..layout.world).map(|rank| board.begun(rank)).max().unwrap();
-                board.settle(Ask::Stop, last);
+                board.settle(RunRequest::Stop, last);
                 last
             });
             (ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<u64>>(), last)
@@ -77,7 +77,7 @@ fn ranks_that_are_asked_to_save_save_after_the_same_steps() {
     let layout = SegmentLayout::new(&job, &NATIVE, 0);
     for case in 0..100 {
         let (_, segment) = Segment::create(layout.bytes).unwrap();
-        let board = Board { segment: &segment, layout: &layout };
+        let board = StatusBoard { segment: &segment, layout: &layout };
         let (saved, asked) = std::thread::scope(|scope| {
             let (say, said) = mpsc::channel();
             let train = |rank: u64| {
@@ -100,9 +100,9 @@ fn ranks_that_are_asked_to_save_save_after_the_same_steps() {
             let mut asked = vec![];
             loop {
                 (0..case % 7).for_each(|_| std::thread::yield_now());
-                board.ask(Ask::Save);
+                board.ask(RunRequest::Save);
                 let last = (0..layout.world).map(|rank| board.begun(rank)).max().unwrap();
-                board.settle(Ask::Save, last);
+                board.settle(RunRequest::Save, last);
                 if last == STEPS || (0..layout.world).any(|_| said.recv().is_err()) {
                     break;
                 }
@@ -119,8 +119,8 @@ fn a_rank_that_waits_for_the_last_step_hears_that_the_run_has_ended() {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
     let layout = SegmentLayout::new(&job, &NATIVE, 0);
     let (_, segment) = Segment::create(layout.bytes).unwrap();
-    let board = Board { segment: &segment, layout: &layout };
-    board.ask(Ask::Stop);
+    let board = StatusBoard { segment: &segment, layout: &layout };
+    board.ask(RunRequest::Stop);
     board.end("rank 1 is gone");
     let error = Shm::new(board, 0, 0, None).begin(1).unwrap_err();
     assert!(matches!(&error, CommError::Aborted(reason) if reason == "rank 1 is gone"), "{error}");
@@ -153,7 +153,7 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
         let threads: Vec<_> = (0..layout.world)
             .map(|rank| {
                 let (f, spread) = (&f, &spread);
-                let board = Board { segment: &segments[machines[rank as usize] as usize], layout: &layout };
+                let board = StatusBoard { segment: &segments[machines[rank as usize] as usize], layout: &layout };
                 scope.spawn(move || {
                     // SAFETY: there are no kernels.
                     let library = unsafe { KernelLibrary::linked(vec![]) };
@@ -265,7 +265,7 @@ fn members_that_disagree_are_named() {
 
 /// A stage sends `count` elements to the next one.
 fn pipe(count: u64) -> Job {
-    let place = Place::start(BufferId(0));
+    let place = BufferAddress::start(BufferId(0));
     let mut job = job(&Split { microbatches: 1, pp: 2, dp: 1, tp: 1 }, vec![]);
     for program in &mut job.programs {
         for command in program.bodies.iter_mut().flat_map(|b| &mut b.commands) {
@@ -336,7 +336,7 @@ pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &Seg
         let job = fixture::job(&split);
         let layout = SegmentLayout::new(&job, &Target::Reference, 100);
         let (_, segment) = Segment::create(layout.bytes).unwrap();
-        let board = Board { segment: &segment, layout: &layout };
+        let board = StatusBoard { segment: &segment, layout: &layout };
         let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
         let plans = Plans::new(&job);
         let (loss, norm, w, _) = fixture::expected(0.25);

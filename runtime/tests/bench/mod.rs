@@ -1,7 +1,7 @@
 //! An artifact of the fixture's job with what it needs to run.
 
 use crate::fixture::{self, Split};
-use runtime::artifact::{self, Accept, Artifact, ArtifactParts, KernelEntry, Kernels};
+use runtime::artifact::{self, AcceptedArtifacts, Artifact, ArtifactParts, KernelEntry, Kernels};
 use runtime::data::{Encoding, Spec};
 use runtime::executor::PersistentId;
 use runtime::launch::{self, Existing, RunError, RunEvent, RunOptions, StepMetrics, Summary};
@@ -92,7 +92,7 @@ impl Bench {
         let out = dir.path().join("linear.mcc");
         // The verifier rejects some of the fixture's jobs, but ranks do not ask it either.
         let id = artifact::write(&out, parts).unwrap().id();
-        let bench = Bench { artifact: artifact::read(&out, &Accept::Verified(&id)).unwrap(), dir: Directory::Own(dir) };
+        let bench = Bench { artifact: artifact::read(&out, &AcceptedArtifacts::Verified(&id)).unwrap(), dir: Directory::Own(dir) };
         bench.weights("init", &fixture::params()["w"].data);
         bench.feed(STEPS);
         bench
@@ -102,7 +102,7 @@ impl Bench {
     pub fn at(dir: PathBuf) -> Bench {
         let out = dir.join("linear.mcc");
         let id = blake3::hash(&fs::read(out.join("manifest.json")).unwrap()).to_hex();
-        Bench { artifact: artifact::read(&out, &Accept::Verified(&id)).unwrap(), dir: Directory::Given(dir) }
+        Bench { artifact: artifact::read(&out, &AcceptedArtifacts::Verified(&id)).unwrap(), dir: Directory::Given(dir) }
     }
 
     /// The same batch for so many steps.

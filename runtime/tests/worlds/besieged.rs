@@ -5,7 +5,7 @@ use super::{port, world};
 use crate::bench::{Bench, run};
 use crate::fixture::{self, Split};
 use crate::hostile::{Attack, Attacker};
-use runtime::artifact::{self, Accept};
+use runtime::artifact::{self, AcceptedArtifacts};
 use runtime::launch::RunOptions;
 use runtime::protocol::RankPlacement;
 use runtime::rendezvous::{Member, Purpose, StarLinks, Trust, meet};
@@ -256,7 +256,7 @@ fn false_rank_0() {
     let [host, port, artifact, other, how] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let meeting = RendezvousEndpoint { host: host.into(), port: port.parse().unwrap() };
     let trust = std::env::var("MCC_SECRET").map_or(Trust::Insecure, |s| Trust::secret("MCC_SECRET", s.as_bytes()).unwrap());
-    let [own, other] = [artifact, other].map(|dir| artifact::read(dir.as_ref(), &Accept::Anyones).unwrap());
+    let [own, other] = [artifact, other].map(|dir| artifact::read(dir.as_ref(), &AcceptedArtifacts::Anyones).unwrap());
     let orders = serde_json::to_vec(&serde_json::json!({ "artifact": other.dir, "id": other.id, "steps": 4, "save": "stolen.safetensors" })).unwrap();
     let heard = play_rank_0(&meeting, &trust, &own.id, |word| match how {
         "orders" => orders.clone(),

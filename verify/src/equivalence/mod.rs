@@ -45,7 +45,7 @@ mod step;
 mod sums;
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation, references};
+use crate::{Invariant, LocationPart, Violation, references};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::{DType, Op};
@@ -70,13 +70,13 @@ pub struct Graphs<'a> {
 /// The first value that is none of the graph before, or the first result that differs.
 pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
     for graphs in [before, after] {
-        references::locals(graphs.training, None).map_err(|e| e.within(LocusPart::Training))?;
-        references::locals(graphs.evaluation, None).map_err(|e| e.within(LocusPart::Evaluation))?;
+        references::locals(graphs.training, None).map_err(|e| e.within(LocationPart::Training))?;
+        references::locals(graphs.evaluation, None).map_err(|e| e.within(LocationPart::Evaluation))?;
     }
     let listed: Vec<u64> = after.training.iter().flat_map(|l| &l.stages).map(|s| s.0).collect();
     let covered = listed.iter().collect::<BTreeSet<_>>().len();
     if [covered, listed.len()] != [before.training.len(); 2] || after.training.len() != after.evaluation.len() {
-        return fail(Invariant::ClassesCover, LocusPart::Graph, "classes do not cover all stages once");
+        return fail(Invariant::ClassesCover, LocationPart::Graph, "classes do not cover all stages once");
     }
     let (mut trained, mut evaluated) = (vec![], vec![]);
     let (mut first_slot, mut first_message) = (0, 0);
@@ -87,7 +87,7 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
         for (stage, params) in &training.stages {
             let (own, evaluated) = (of_stage(before.training, *stage)?, of_stage(before.evaluation, *stage)?);
             if own.stages[0].1 != *params || !is_alike(own, old) || !is_alike(evaluated, other) || self::slots(params, evaluated)? != slots {
-                return fail(Invariant::ClassAlike, LocusPart::Graph, format!("stage {stage} is not in its class"));
+                return fail(Invariant::ClassAlike, LocationPart::Graph, format!("stage {stage} is not in its class"));
             }
         }
         one_type(training, evaluation, &slots)?;
@@ -104,8 +104,8 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
         first_slot += params.len() as u32;
         first_message += old.body.nodes.len() + other.body.nodes.len();
     }
-    all(&trained).map_err(|e| e.within(LocusPart::Training))?;
-    all(&evaluated).map_err(|e| e.within(LocusPart::Evaluation))
+    all(&trained).map_err(|e| e.within(LocationPart::Training))?;
+    all(&evaluated).map_err(|e| e.within(LocationPart::Evaluation))
 }
 
 /// A class of stages, with its graph before and after.
@@ -143,19 +143,19 @@ impl StageClass<'_> {
             || after.buckets != training.buckets
             || before.params.len() != after.params.len()
         {
-            return fail(Invariant::SameLayout, LocusPart::Graph, "it has another mesh or other parameters");
+            return fail(Invariant::SameLayout, LocationPart::Graph, "it has another mesh or other parameters");
         }
         let mut homes: Vec<u32> = after.buckets.iter().flat_map(|b| &b.pieces).map(|p| p.slot).collect();
         homes.sort_unstable();
         let once = homes.windows(2).all(|w| w[0] < w[1]) && homes.last().is_none_or(|s| (*s as usize) < training.params.len());
         if !once || slots.len() != before.params.len() {
-            return fail(Invariant::OneHome, LocusPart::Graph, "a bucket holds no parameter, or one that is in another place too");
+            return fail(Invariant::OneHome, LocationPart::Graph, "a bucket holds no parameter, or one that is in another place too");
         }
         for (slot, (old, new)) in slots.iter().zip(before.params.iter().zip(&after.params)) {
             let copied = u32::from(training.copied.contains(slot));
             let states = if self.home(*slot) { 0 } else { old.states + copied };
             if old.index != new.index || std::ptr::eq(*after, *training) && new.states != states {
-                return fail(Invariant::SlotPart, LocusPart::Graph, format!("slot {slot} is another part, or has other states"));
+                return fail(Invariant::SlotPart, LocationPart::Graph, format!("slot {slot} is another part, or has other states"));
             }
         }
         Ok(())
@@ -168,7 +168,7 @@ fn all(classes: &[StageClass]) -> Result<(), Violation> {
     for class in classes {
         class.is_whole()?;
         if class.before.mesh != *mesh {
-            return fail(Invariant::SameLayout, LocusPart::Graph, "classes have different meshes");
+            return fail(Invariant::SameLayout, LocationPart::Graph, "classes have different meshes");
         }
     }
     let mut rules = Rules::new(mesh);
@@ -202,7 +202,7 @@ fn one_type(training: &Local, evaluation: &Local, slots: &[u32]) -> Result<(), V
 fn of_stage(all: &[Local], stage: u64) -> Result<&Local, Violation> {
     match all.iter().find(|l| l.stages.len() == 1 && l.stages[0].0 == stage) {
         Some(l) => Ok(l),
-        None => fail(Invariant::ClassesCover, LocusPart::Graph, format!("there is no stage {stage}")),
+        None => fail(Invariant::ClassesCover, LocationPart::Graph, format!("there is no stage {stage}")),
     }
 }
 
@@ -211,7 +211,7 @@ fn slots(params: &[u32], evaluation: &Local) -> Result<Vec<u32>, Violation> {
     let of: HashMap<u32, u32> = (0..params.len()).rev().map(|k| (params[k], k as u32)).collect();
     match evaluation.stages[0].1.iter().map(|p| of.get(p).copied()).collect() {
         Some(slots) => Ok(slots),
-        None => fail(Invariant::EvaluatedParameters, LocusPart::Graph, "an evaluation with other parameters"),
+        None => fail(Invariant::EvaluatedParameters, LocationPart::Graph, "an evaluation with other parameters"),
     }
 }
 
@@ -231,5 +231,6 @@ fn is_alike(a: &Local, b: &Local) -> bool {
 fn place(local: &Local, v: Value) -> String {
     let Some(node) = local.body.nodes.get(v.index()) else { return String::new() };
     let line = node.origin.span.map_or(String::new(), |s| format!(", line {}", s.line));
-    format!(" ({} of `{}`{line})", node.op.name(), node.origin.scope)
+    let scope = if node.origin.scope.is_empty() { String::new() } else { format!(" of `{}`", node.origin.scope) };
+    format!(" ({}{scope}{line})", node.op.name())
 }

@@ -5,11 +5,11 @@ use super::rules::Rules;
 use super::run::ClassOutcome;
 use super::{StageClass, place};
 use crate::violation::{Checked, fail};
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocationPart, Violation};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::DType;
-use ir::program::{Bucket, Holds, Piece};
+use ir::program::{Bucket, ParamRole, Piece};
 use std::collections::BTreeMap;
 
 /// What a class should leave, including the contents of its buckets.
@@ -41,7 +41,7 @@ impl<'a> ExpectedOutcome<'a> {
             for (k, b) in class.after.buckets.iter().enumerate() {
                 let dtype = class.dtype((class.training.params.len() + k) as u32);
                 let found = of_bucket(rules, class, &of, b, dtype);
-                buckets.push(found.map_err(|e| e.at(LocusPart::Bucket(k)))?);
+                buckets.push(found.map_err(|e| e.at(LocationPart::Bucket(k)))?);
             }
         }
         Ok(ExpectedOutcome { class, of, apart, buckets })
@@ -52,15 +52,15 @@ impl<'a> ExpectedOutcome<'a> {
         let (want, after) = (&self.of, self.class.after);
         if !want.reports.keys().eq(got.reports.keys()) {
             let [was, is] = [want, got].map(|o| o.reports.keys().collect::<Vec<_>>());
-            return fail(Invariant::SameReports, LocusPart::Graph, format!("it reports {is:?}, before {was:?}"));
+            return fail(Invariant::SameReports, LocationPart::Graph, format!("it reports {is:?}, before {was:?}"));
         }
         if !want.sent.keys().eq(got.sent.keys()) {
             let [was, is] = [want, got].map(|o| o.sent.keys().map(|(hops, channel)| format!("{hops} on {channel}")).collect::<Vec<_>>());
-            return fail(Invariant::SameChannels, LocusPart::Graph, format!("it sends {is:?}, before {was:?}"));
+            return fail(Invariant::SameChannels, LocationPart::Graph, format!("it sends {is:?}, before {was:?}"));
         }
         if want.limits.len() != got.limits.len() {
             let text = format!("it holds {} values to limits, before {}", got.limits.len(), want.limits.len());
-            return fail(Invariant::SameLimits, LocusPart::Graph, text);
+            return fail(Invariant::SameLimits, LocationPart::Graph, text);
         }
         for ((report, want), (v, x)) in want.reports.iter().map(|(k, w)| (k, &w.1)).zip(got.reports.values()) {
             if !same(rules, want, x) {
@@ -69,7 +69,7 @@ impl<'a> ExpectedOutcome<'a> {
         }
         for (want, list) in want.sent.values().zip(got.sent.values()) {
             if want.len() != list.len() {
-                return fail(Invariant::SameChannels, LocusPart::Graph, "it sends more or fewer values than before");
+                return fail(Invariant::SameChannels, LocationPart::Graph, "it sends more or fewer values than before");
             }
             for (want, (v, x)) in want.iter().zip(list) {
                 if !same(rules, &want.1, x) {
@@ -79,7 +79,7 @@ impl<'a> ExpectedOutcome<'a> {
         }
         let mut covers = |a: &ClassOutcome, b: &ClassOutcome| b.limits.iter().all(|(m, x)| a.limits.iter().any(|(n, y)| m == n && same(rules, x, y)));
         if !covers(want, got) || !covers(got, want) {
-            return fail(Invariant::SameLimits, LocusPart::Graph, "what it holds to a limit is not what it was");
+            return fail(Invariant::SameLimits, LocationPart::Graph, "what it holds to a limit is not what it was");
         }
         self.updated(rules, got)
     }
@@ -90,10 +90,10 @@ impl<'a> ExpectedOutcome<'a> {
         // Slots of buckets come after those of parameters. Parameters outside of buckets are updated one by one.
         let first = self.class.training.params.len() as u32;
         if !self.apart.keys().eq(got.updates.keys().filter(|s| **s < first)) {
-            return fail(Invariant::SameUpdates, LocusPart::Graph, "it updates other parameters than before");
+            return fail(Invariant::SameUpdates, LocationPart::Graph, "it updates other parameters than before");
         }
         if !got.updates.range(first..).map(|u| *u.0).eq(first..first + self.buckets.len() as u32) {
-            return fail(Invariant::SameUpdates, LocusPart::Graph, "it updates other buckets than there are");
+            return fail(Invariant::SameUpdates, LocationPart::Graph, "it updates other buckets than there are");
         }
         for (slot, (want, states)) in &self.apart {
             let (v, x, own) = &got.updates[slot];
@@ -123,7 +123,7 @@ impl<'a> ExpectedOutcome<'a> {
 
 /// What a bucket and its states should hold.
 fn of_bucket(rules: &mut Rules, class: &StageClass, of: &ClassOutcome, b: &Bucket, dtype: DType) -> Checked<(Joined, Vec<Joined>)> {
-    let copies = b.holds == Holds::Copies;
+    let copies = b.holds == ParamRole::Copies;
     let count = b.pieces.iter().map(|p| of.updates.get(&p.slot).map_or(0, |u| u.2.len())).max().unwrap_or(0);
     // Returns the new value of a parameter, or of one of its states.
     let wanted = |p: &Piece, state: Option<usize>| {

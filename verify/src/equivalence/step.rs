@@ -11,7 +11,7 @@ use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Type, Value};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Reduce};
-use ir::program::{Bucket, Holds, Piece};
+use ir::program::{Bucket, ParamRole, Piece};
 
 /// Evaluates a node with a joined operand, or with a joined result.
 pub struct NodeEvaluator<'s, 'r> {
@@ -35,7 +35,7 @@ impl NodeEvaluator<'_, '_> {
     pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Checked<(SymbolicValue, Vec<SubAxis>)> {
         let (rules, ty) = (&mut *self.rules, &self.body[self.v].ty);
         let [dim] = ty.dims[..] else { return Err(Invariant::BucketPart.breach("a bucket has one dim")) };
-        let copies = b.holds == Holds::Copies;
+        let copies = b.holds == ParamRole::Copies;
         let mut joined = bucket(b, &mut |p: &Piece| {
             let weights = |rules: &mut Rules| source(rules, Op::Param(first_slot + p.slot), &p.index, DType::F32);
             Ok(match op {

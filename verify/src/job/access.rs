@@ -9,7 +9,7 @@ use ir::graph::Value;
 use ir::kernel::{ALIGN, Kernel};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
-use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferAddress, BufferId, Command, Content, Job, Program, Space};
 use std::rc::Rc;
 
 /// How a command affects elements of a buffer.
@@ -163,7 +163,7 @@ pub fn varies(mesh: &Mesh, form: &[(SubAxis, u64)]) -> bool {
 
 /// Whether a command reads other memory or data for each microbatch.
 pub fn per_microbatch(mesh: &Mesh, command: &Command) -> bool {
-    let place = |p: &Place| varies(mesh, &p.coords);
+    let place = |p: &BufferAddress| varies(mesh, &p.coords);
     let of_action = match &command.action {
         Action::Launch { args, scalars, .. } => {
             args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
@@ -260,7 +260,7 @@ impl CommandChecker<'_> {
     }
 
     /// Checks that a copy to or from a disk has whole blocks, or a last block that is its buffer's alone.
-    fn in_blocks(&self, place: &Place, count: u64) -> Checked {
+    fn in_blocks(&self, place: &BufferAddress, count: u64) -> Checked {
         let buffer = self.buffer(place.buffer)?;
         let is_edge = |element: u64| element == buffer.elements() || (element * buffer.dtype.bytes()).is_multiple_of(BLOCK);
         let whole = place.coords.is_empty() && is_edge(place.offset) && is_edge(place.offset + count);
@@ -269,7 +269,7 @@ impl CommandChecker<'_> {
         })
     }
 
-    fn launch(&self, facts: &KernelFacts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
+    fn launch(&self, facts: &KernelFacts, args: &[BufferAddress], scalars: &[Scalar]) -> Checked<Vec<Access>> {
         let (inputs, outputs) = (&facts.inputs, &facts.outputs);
         let operands = inputs.len() + outputs.len();
         ensure(args.len() == operands, Invariant::PlaceCount, || format!("{} places for the kernel's {operands} operands", args.len()))?;
@@ -324,7 +324,7 @@ impl CommandChecker<'_> {
         Ok(out)
     }
 
-    fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
+    fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&BufferAddress; 2]) -> Checked<Vec<Access>> {
         let group = self.program.groups.get(group).ok_or_else(|| Invariant::NamedThing.breach(format!("there is no group {group}")))?;
         let (give, get) = kind.elements(count, group.size(&self.job.mesh));
         if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
@@ -333,10 +333,10 @@ impl CommandChecker<'_> {
             })?;
         }
         let read = self.dense(src, dtype, give, Effect::Read)?;
-        let part_of = |part: &Place, whole: &Place| {
+        let part_of = |part: &BufferAddress, whole: &BufferAddress| {
             let mesh = &self.job.mesh;
             let told: Linear = part.coords.iter().copied().filter(|(u, _)| mesh.subs.get(u.0 as usize).is_none_or(|s| s.size > 1)).collect();
-            let place = Place { coords: vec![], ..part.clone() };
+            let place = BufferAddress { coords: vec![], ..part.clone() };
             group.stages.is_none() && whole.coords.is_empty() && place == *whole && told == parts_in_rank_order(mesh, &group.subs, count)
         };
         let in_place = match kind {
@@ -363,11 +363,11 @@ impl CommandChecker<'_> {
         Ok(Access { buffer: id, effect: Effect::Write, start: 0, spread: 0, shape })
     }
 
-    fn dense(&self, place: &Place, dtype: DType, count: u64, effect: Effect) -> Checked<Access> {
+    fn dense(&self, place: &BufferAddress, dtype: DType, count: u64, effect: Effect) -> Checked<Access> {
         self.access(place, dtype, Rc::new(Shape::dense(count)), effect)
     }
 
-    fn access(&self, place: &Place, dtype: DType, shape: Rc<Shape>, effect: Effect) -> Checked<Access> {
+    fn access(&self, place: &BufferAddress, dtype: DType, shape: Rc<Shape>, effect: Effect) -> Checked<Access> {
         let buffer = self.buffer(place.buffer)?;
         let name = &buffer.name;
         ensure(buffer.dtype == dtype, Invariant::OperandType, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;

@@ -1,7 +1,7 @@
 //! What lies in the memory of temporary buffers at a time, over the calls of a phase.
 
 use super::body::{BodySummary, LiveRange, meeting};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::program::{BufferId, Call, CallSchedule, Program, ProgramPhase, Slots, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ enum TemporaryOwner {
 ///
 /// # Errors
 /// Two that have the same bytes at once.
-pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
+pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Location) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let runs = CallRuns::of(program, calls);
     // For each stash and microbatch, the first and the last call that use the slot, with their moments.
@@ -61,7 +61,7 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary],
             let temporary = temporary.iter().filter(|(u, ..)| program.buffers[u.id.index()].arena.space() == Some(space)).map(of_buffer);
             if let Some((moment, who, other)) = meeting(stashes.chain(temporary)) {
                 let (body, command) = command(program, run, moment);
-                let here = at.body(&program.bodies[body].name).of(LocusPart::Number(command));
+                let here = at.body(&program.bodies[body].name).of(LocationPart::Number(command));
                 let name = |id: BufferId| &program.buffers[id.index()].name;
                 return Err(here.error(match (who, other) {
                     (TemporaryOwner::Temporary(id), TemporaryOwner::Stash(k)) | (TemporaryOwner::Stash(k), TemporaryOwner::Temporary(id)) => {

@@ -5,7 +5,7 @@ use super::races::AccessTrace;
 use super::replicas::BodyFlow;
 use crate::cover::{Cover, TooMany};
 use crate::violation::{Breach, Checked, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::module::JobLevel;
 use ir::op::Real;
 use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Content, ProgramBody, Space};
@@ -76,7 +76,12 @@ struct BufferHistory {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: JobLevel, at: &Locus) -> Result<(BodySummary, BodyFlow, AccessTrace), Violation> {
+pub fn check(
+    checker: &CommandChecker,
+    body: &ProgramBody,
+    settled: JobLevel,
+    at: &Location,
+) -> Result<(BodySummary, BodyFlow, AccessTrace), Violation> {
     let buffers = &checker.program.buffers;
     let cut = |c: &u32| *c > 0 && (*c as usize) < body.commands.len();
     let in_order = body.cuts.iter().all(cut) && body.cuts.windows(2).all(|w| w[0] < w[1]);
@@ -230,18 +235,18 @@ fn is_written(life: &BufferHistory, access: &Access) -> Result<bool, TooMany> {
 }
 
 /// Temporary buffers of an arena that are in use at the same command lie apart.
-fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Locus) -> Result<(), Violation> {
+fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Location) -> Result<(), Violation> {
     Space::ALL.into_iter().try_for_each(|space| apart_in(space.temporary(), buffers, lives, at))
 }
 
-fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Locus) -> Result<(), Violation> {
+fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Location) -> Result<(), Violation> {
     let temporary = |id: &BufferId| buffers[id.index()].arena == arena;
     let stay = |(id, life): (&BufferId, &BufferHistory)| {
         let buffer = &buffers[id.index()];
         (*id, (buffer.offset, buffer.offset + buffer.bytes()), life.first, life.last)
     };
     let Some((k, id, other)) = meeting(lives.iter().filter(|(id, _)| temporary(id)).map(stay)) else { return Ok(()) };
-    Err(at.of(LocusPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
+    Err(at.of(LocationPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
         "buffers `{}` and `{}`, both in use, overlap",
         buffers[other.index()].name,
         buffers[id.index()].name

@@ -1,7 +1,7 @@
 //! Communication: groups, and the programs of all stages played against each other.
 
 use crate::violation::{Breach, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType};
 use ir::program::{Action, Call, CallSchedule, Channel, Group, Job, Program, ProgramBody, ProgramPhase};
@@ -18,7 +18,7 @@ pub fn key(stage: u64, group: &Group) -> GroupKey {
 }
 
 /// The groups of a stage's program have distinct members that exist, this stage's ranks among them.
-pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(), Violation> {
+pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Location) -> Result<(), Violation> {
     for rank in looked_at(mesh, stage) {
         let own = coordinates(mesh, rank);
         let same = mesh.coords(rank) == own && mesh.rank(&own) == rank && mesh.stage(rank) == stage;
@@ -26,7 +26,7 @@ pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(
         ensure(same, Invariant::RankPlaces, wrong).map_err(|breach| at.error(breach))?;
     }
     for (g, group) in groups.iter().enumerate() {
-        let fail = |breach: Breach| at.of(LocusPart::Group(g)).error(breach);
+        let fail = |breach: Breach| at.of(LocationPart::Group(g)).error(breach);
         for (k, u) in group.subs.iter().enumerate() {
             let axis = mesh.subs.get(u.0 as usize).map(|s| s.axis);
             let within = axis.is_some_and(Axis::within_stage);
@@ -208,12 +208,12 @@ impl StageCursor<'_> {
     }
 
     /// Where the next event is.
-    fn place(&self, stage: usize, phase: ProgramPhase) -> Locus {
+    fn place(&self, stage: usize, phase: ProgramPhase) -> Location {
         let Some(call) = self.schedule.calls(phase).get(self.call) else {
-            return Locus::stage(stage as u64).of(LocusPart::EndOf(phase.name()));
+            return Location::stage(stage as u64).of(LocationPart::EndOf(phase.name()));
         };
         let body = &self.program.bodies[call.body.index()];
-        let at = Locus::stage(stage as u64).of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch));
+        let at = Location::stage(stage as u64).of(LocationPart::Calls(phase.name())).of(LocationPart::Pass(body.name.clone(), call.microbatch));
         match self.events.of(call).get(self.event) {
             Some((k, _)) => at.command(*k, &body.commands[*k]),
             None => at,
@@ -330,8 +330,8 @@ impl<'a> ExchangeSimulation<'a> {
         let left = self.mail.iter().filter(|m| !m.1.is_empty()).map(|m| *m.0).min();
         match left {
             None => Ok(()),
-            Some((from, to, channel)) => Err(Locus::stage(to as u64)
-                .of(LocusPart::Calls(phase.name()))
+            Some((from, to, channel)) => Err(Location::stage(to as u64)
+                .of(LocationPart::Calls(phase.name()))
                 .error(Invariant::MessageReceived.breach(format!("it never receives the last message of stage {from} on {channel}")))),
         }
     }

@@ -113,7 +113,7 @@ pub use exchange::least_in_flight;
 pub use serial::check as check_serial;
 
 use crate::violation::{Checked, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 pub(crate) use access::parts_in_rank_order;
 use access::{CommandChecker, KernelFacts};
 use body::BodySummary;
@@ -148,13 +148,13 @@ pub fn verify(job: &Job) -> Result<(), Violation> {
 /// # Errors
 /// The first that does not hold, and where.
 pub fn verify_settled(job: &Job, settled: JobLevel) -> Result<(), Violation> {
-    let whole = Locus::from(LocusPart::Job);
+    let whole = Location::from(LocationPart::Job);
     let kernels = kernels(job)?;
     let mut classes: Vec<Option<ProgramEffects>> = job.programs.iter().map(|_| None).collect();
     let mut checked: Vec<(u32, &CallSchedule)> = vec![];
     let mut evaluated = None;
     for (s, stage) in job.stages.iter().enumerate() {
-        let at = Locus::stage(s as u64);
+        let at = Location::stage(s as u64);
         let program = program(job, stage, &at)?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
         let class = match &mut classes[stage.program as usize] {
@@ -186,30 +186,32 @@ pub fn verify_settled(job: &Job, settled: JobLevel) -> Result<(), Violation> {
 }
 
 /// Checks that commands and calls name what exists, and that operands fit, so that programs can be followed command
-/// by command: not what they then do.
+/// by command: not what they then do. Arenas count once offsets in memory are settled.
 ///
 /// # Errors
 /// The first command that cannot be followed.
-pub fn operands(job: &Job) -> Result<(), Violation> {
+pub fn operands(job: &Job, settled: JobLevel) -> Result<(), Violation> {
     let kernels = kernels(job)?;
     for (s, stage) in job.stages.iter().enumerate() {
-        let at = Locus::stage(s as u64);
+        let at = Location::stage(s as u64);
         let program = program(job, stage, &at)?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
         persistent::stage(job, stage, &at)?;
         for phase in ProgramPhase::ALL {
-            let calls = at.of(LocusPart::Calls(phase.name()));
+            let calls = at.of(LocationPart::Calls(phase.name()));
             for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
-                order::exists(job, program, call).map_err(|e| calls.of(LocusPart::Call(c)).error(e))?;
+                order::exists(job, program, call).map_err(|e| calls.of(LocationPart::Call(c)).error(e))?;
             }
         }
     }
     for (p, program) in job.programs.iter().enumerate() {
         let Some(s) = job.stages.iter().position(|s| s.program as usize == p) else { continue };
-        persistent::arenas(program, &Locus::stage(s as u64))?;
+        if settled >= JobLevel::Memory {
+            persistent::arenas(program, &Location::stage(s as u64))?;
+        }
         let checker = CommandChecker { job, program, kernels: &kernels };
         for b in &program.bodies {
-            let at = Locus::stage(s as u64).body(&b.name);
+            let at = Location::stage(s as u64).body(&b.name);
             b.commands.iter().enumerate().try_for_each(|(k, c)| checker.accesses(c).map(drop).map_err(|e| at.command(k, c).error(e)))?;
         }
     }
@@ -218,17 +220,17 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
 
 /// What is known of all kernels, with the mesh and the inputs that they are run on.
 fn kernels(job: &Job) -> Result<Vec<KernelFacts>, Violation> {
-    let whole = Locus::from(LocusPart::Job);
+    let whole = Location::from(LocationPart::Job);
     mesh(job).map_err(|e| whole.error(e))?;
     inputs(job).map_err(|e| whole.error(e))?;
     for (k, kernel) in job.kernels.iter().enumerate() {
-        kernel.verify().map_err(|e| Locus::from(LocusPart::Kernel(k)).error(Invariant::KernelSound.breach(e.to_string())))?;
+        kernel.verify().map_err(|e| Location::from(LocationPart::Kernel(k)).error(Invariant::KernelSound.breach(e.to_string())))?;
     }
     Ok(job.kernels.iter().map(KernelFacts::new).collect())
 }
 
 /// The program that a stage runs.
-fn program<'a>(job: &'a Job, stage: &Stage, at: &Locus) -> Result<&'a Program, Violation> {
+fn program<'a>(job: &'a Job, stage: &Stage, at: &Location) -> Result<&'a Program, Violation> {
     let found = job.programs.get(stage.program as usize);
     found.ok_or_else(|| at.error(Invariant::StageProgram.breach(format!("there is no program {}, but {}", stage.program, job.programs.len()))))
 }
@@ -268,7 +270,7 @@ fn whole_params(job: &Job) -> Checked {
     }
 }
 
-fn check_bodies(job: &Job, program: &Program, kernels: &[KernelFacts], settled: JobLevel, at: &Locus) -> Result<ProgramEffects, Violation> {
+fn check_bodies(job: &Job, program: &Program, kernels: &[KernelFacts], settled: JobLevel, at: &Location) -> Result<ProgramEffects, Violation> {
     if settled >= JobLevel::Memory {
         persistent::arenas(program, at)?;
     }

@@ -4,7 +4,7 @@ use super::apart::apart;
 use super::body::{BodySummary, BufferEffects, is_held};
 use super::persistent::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::module::JobLevel;
 use ir::program::{BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots, Space};
 use ir::program::{Call, ProgramBody, ProgramPhase};
@@ -45,7 +45,7 @@ pub fn check(
     schedule: &CallSchedule,
     bodies: &[BodySummary],
     settled: JobLevel,
-    at: &Locus,
+    at: &Location,
 ) -> Result<BTreeSet<u32>, Violation> {
     let placed = settled >= JobLevel::Memory;
     if placed {
@@ -53,7 +53,7 @@ pub fn check(
     }
     let mut uses = vec![];
     for phase in ProgramPhase::ALL {
-        let at = at.of(LocusPart::Calls(phase.name()));
+        let at = at.of(LocationPart::Calls(phase.name()));
         uses.push(calls(job, program, schedule, bodies, phase, &at)?);
         if placed {
             stash(program, schedule, bodies, phase, &at)?;
@@ -68,13 +68,13 @@ pub fn check(
     // pass.
     let later = schedule.train.len();
     let step: Vec<Option<BodyCalls>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.clone().or(u.clone().map(|u| u.after(later)))).collect();
-    persistent(program, bodies, &step, Some(later), &at.of(LocusPart::Calls("step")))?;
-    persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(ProgramPhase::Eval.name())))?;
+    persistent(program, bodies, &step, Some(later), &at.of(LocationPart::Calls("step")))?;
+    persistent(program, bodies, &uses[2], None, &at.of(LocationPart::Calls(ProgramPhase::Eval.name())))?;
     reports(job, program, schedule, bodies, &uses, at)
 }
 
 /// Every stash of a program has slots beside temporary buffers of its memory.
-fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
+fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Location) -> Result<(), Violation> {
     let stashes = program.stashes.len();
     ensure(schedule.slots.len() == stashes, Invariant::StashSlots, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
         .map_err(|e| at.error(e))?;
@@ -119,7 +119,7 @@ fn calls(
     schedule: &CallSchedule,
     bodies: &[BodySummary],
     phase: ProgramPhase,
-    at: &Locus,
+    at: &Location,
 ) -> Result<Vec<Option<BodyCalls>>, Violation> {
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<BodyCalls>> = vec![None; bodies.len()];
@@ -128,7 +128,7 @@ fn calls(
     // The body and the microbatch of each call of which parts are still to come.
     let mut open: Vec<(usize, usize)> = vec![];
     for (c, call) in schedule.calls(phase).iter().enumerate() {
-        let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
+        let fail = |what: Breach| at.of(LocationPart::Call(c)).error(what);
         let (b, k) = (call.body.index(), call.microbatch as usize);
         let body = exists(job, program, call).map_err(fail)?;
         ensure(belongs(body.kind, phase), Invariant::CallPhase, || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
@@ -186,7 +186,7 @@ fn calls(
 
 /// Checks that each slot of a stash serves one microbatch at a time: what a call reads was written by calls for the
 /// same microbatch, since another microbatch last had the slot.
-fn stash(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Location) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena.is_stash());
@@ -237,7 +237,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], pha
             let k = call.microbatch as usize % slots.len();
             let (owner, ran) = &mut slots[k];
             let error = |k: usize, what: Breach| {
-                at.of(LocusPart::Pass(program.bodies[b].name.clone(), call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
+                at.of(LocationPart::Pass(program.bodies[b].name.clone(), call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
             };
             let name = |id: &BufferId| &program.buffers[id.index()].name;
             if *owner != call.microbatch {
@@ -281,7 +281,7 @@ impl BodyUse<'_> {
 
 /// Checks what passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if
 /// there are any.
-fn persistent(program: &Program, bodies: &[BodySummary], uses: &[Option<BodyCalls>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
+fn persistent(program: &Program, bodies: &[BodySummary], uses: &[Option<BodyCalls>], update: Option<usize>, at: &Location) -> Result<(), Violation> {
     let mut parts: BTreeMap<BufferId, Vec<BodyUse>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = &uses[body] else { continue };
@@ -315,13 +315,13 @@ fn persistent(program: &Program, bodies: &[BodySummary], uses: &[Option<BodyCall
 }
 
 /// The error of one of a body's commands.
-fn fail(program: &Program, at: &Locus, part: &BodyUse, command: usize, what: Breach) -> Violation {
+fn fail(program: &Program, at: &Location, part: &BodyUse, command: usize, what: Breach) -> Violation {
     let body = &program.bodies[part.body];
     at.body(&body.name).command(command, &body.commands[command]).error(what)
 }
 
 /// Checks that parameters and states are replaced once, in an update, and tables never.
-fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
+fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize>, at: &Location) -> Result<(), Violation> {
     let buffer = &program.buffers[id.index()];
     let mut replaced = false;
     for part in parts {
@@ -338,7 +338,7 @@ fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize
 
 /// Checks that one call writes each other buffer before all reads. A sum is set to zero by it; then come all
 /// additions, and then the reads.
-fn made(program: &Program, id: BufferId, parts: &[BodyUse], at: &Locus) -> Result<(), Violation> {
+fn made(program: &Program, id: BufferId, parts: &[BodyUse], at: &Location) -> Result<(), Violation> {
     let name = &program.buffers[id.index()].name;
     let mut written: Option<Moment> = None;
     let mut fill = None;
@@ -392,7 +392,7 @@ fn reports(
     schedule: &CallSchedule,
     bodies: &[BodySummary],
     uses: &[Vec<Option<BodyCalls>>],
-    at: &Locus,
+    at: &Location,
 ) -> Result<BTreeSet<u32>, Violation> {
     let mut evaluated = BTreeSet::new();
     for (phase, uses) in ProgramPhase::ALL.into_iter().zip(uses) {
@@ -414,7 +414,7 @@ fn reports(
                 ProgramPhase::Eval => report == 0 && !schedule.eval.is_empty(),
             };
             ensure(n == 1 || !due, Invariant::ReportDue, || format!("`{name}` is not reported"))
-                .map_err(|e| at.of(LocusPart::Calls(phase.name())).error(e))?;
+                .map_err(|e| at.of(LocationPart::Calls(phase.name())).error(e))?;
             if phase == ProgramPhase::Eval && n == 1 {
                 evaluated.insert(report as u32);
             }

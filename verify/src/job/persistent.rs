@@ -2,7 +2,7 @@
 
 use super::body::{OccupiedBytes, is_held};
 use crate::violation::{Breach, Checked, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::program::{Arena, BLOCK, Bucket, BufferId, Content, Extent, Job, MOST_BYTES, ParamEntry, Program, Role, Space, Stage};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub const ALIGN: u64 = 64;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
-pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
+pub fn arenas(program: &Program, at: &Location) -> Result<(), Violation> {
     let mut taken: [OccupiedBytes<BufferId>; Arena::ALL.len()] = Default::default();
     for space in Space::ALL {
         let stashes = || program.stashes.iter().filter(|s| s.space == space);
@@ -53,10 +53,10 @@ pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
 
 /// What is held on a stage fits the job's parameters and tables; every slot of the stage has its parameter once, in a
 /// buffer of its own or in a bucket.
-pub fn stage(job: &Job, stage: &Stage, at: &Locus) -> Result<(), Violation> {
+pub fn stage(job: &Job, stage: &Stage, at: &Location) -> Result<(), Violation> {
     let program = &job.programs[stage.program as usize];
     for (k, bucket) in program.buckets.iter().enumerate() {
-        pieces(job, stage, bucket).map_err(|e| at.of(LocusPart::Bucket(k)).error(e))?;
+        pieces(job, stage, bucket).map_err(|e| at.of(LocationPart::Bucket(k)).error(e))?;
     }
     let mut held: BTreeMap<(u8, u32, u32), &str> = BTreeMap::new();
     for buffer in &program.buffers {

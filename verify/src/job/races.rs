@@ -28,7 +28,7 @@ use super::access::KernelFacts;
 use super::access::{Access, Effect};
 use super::cells::{ArenaCells, Bytes, CellAccess, Streams};
 use crate::violation::{Breach, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::ProgramPhase;
@@ -155,7 +155,7 @@ pub fn check(
     program: &Program,
     schedule: &CallSchedule,
     traces: &[AccessTrace],
-    at: &Locus,
+    at: &Location,
 ) -> Result<(), Violation> {
     queues(mesh, kernels, program, at)?;
     RaceChecker::new(program, &schedule.slots, traces).steps(schedule, at)
@@ -187,7 +187,7 @@ fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream 
 }
 
 /// Checks which commands are on which stream.
-fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Result<(), Violation> {
+fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Location) -> Result<(), Violation> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Queue {
         Event(u32),
@@ -299,7 +299,7 @@ impl<'a> RaceChecker<'a> {
     }
 
     /// Follows any number of steps and evaluations.
-    fn steps(&mut self, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
+    fn steps(&mut self, schedule: &CallSchedule, at: &Location) -> Result<(), Violation> {
         let start = self.number(StreamState {
             clocks: [[0; STREAMS]; STREAMS],
             events: vec![[0; STREAMS]; self.waiters.len()],
@@ -317,7 +317,7 @@ impl<'a> RaceChecker<'a> {
     }
 
     /// The state after a phase that begins in this one.
-    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: ProgramPhase, at: &Locus) -> Result<usize, Violation> {
+    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: ProgramPhase, at: &Location) -> Result<usize, Violation> {
         let mut now = from;
         let calls = schedule.calls(phase);
         for run in self.program.runs(calls) {
@@ -335,7 +335,7 @@ impl<'a> RaceChecker<'a> {
                 for k in self.program.bodies[body].part(call.part) {
                     self.step(&mut state, body, k, microbatch).map_err(|race| {
                         let body = &self.program.bodies[body];
-                        let pass = at.of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch));
+                        let pass = at.of(LocationPart::Calls(phase.name())).of(LocationPart::Pass(body.name.clone(), call.microbatch));
                         pass.command(k, &body.commands[k]).error(Invariant::NoRace.breach(self.explain(&race, calls, c, k)))
                     })?;
                 }
@@ -403,7 +403,7 @@ impl<'a> RaceChecker<'a> {
             };
             let other = body.part(call.part).rev().filter(|j| c < now || *j < k).find(touched);
             if let Some(other) = other {
-                let other = Locus::from(LocusPart::Body(body.name.clone())).command(other, &body.commands[other]);
+                let other = Location::from(LocationPart::Body(body.name.clone())).command(other, &body.commands[other]);
                 return format!("nothing orders it after {other} on stream {stream}, which {verb} the same memory");
             }
         }
@@ -427,7 +427,7 @@ struct Race {
 /// Calls that the check of a stage looks at.
 #[cfg(test)]
 pub fn distinct_calls(job: &ir::program::Job, stage: usize) -> usize {
-    let at = Locus::stage(stage as u64);
+    let at = Location::stage(stage as u64);
     let ir::program::Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let kernels: Vec<KernelFacts> = job.kernels.iter().map(KernelFacts::new).collect();

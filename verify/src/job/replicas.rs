@@ -8,12 +8,12 @@
 use super::access::{Access, Effect, KernelFacts};
 use super::exchange::{MatchedExchanges, Site};
 use crate::violation::{Checked, ensure};
-use crate::{Invariant, Locus, Violation};
+use crate::{Invariant, Location, Violation};
 use ir::dim::{Base, IndexMap, Linear};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, Scalar};
 use ir::program::ProgramPhase;
-use ir::program::{Action, Buffer, BufferId, Command, Content, Group, Job, Place, Program, Stage};
+use ir::program::{Action, Buffer, BufferAddress, BufferId, Command, Content, Group, Job, Program, Stage};
 use std::collections::HashMap;
 
 /// A set of sub-axes, by bit.
@@ -80,7 +80,7 @@ impl BodyFlow {
 
     /// Appends a command with its accesses, as they were checked.
     pub fn push(&mut self, program: &Program, kernels: &[KernelFacts], k: usize, command: &Command, accesses: &[Access]) {
-        let source = |place: &Place| (place.buffer, along(&place.coords));
+        let source = |place: &BufferAddress| (place.buffer, along(&place.coords));
         let target = |access: &Access, place: Axes, mut from: Vec<Source>, own: Axes| {
             // The predicate decides whether the target is written, so it is a source too. What the target held before
             // is not read then (V514, V517).
@@ -195,7 +195,7 @@ impl Analysis<'_> {
                     let result = self.step(&mut known, (s, b, *k), step, &parted);
                     if errors == Errors::Now {
                         let body = &program.bodies[b];
-                        result.map_err(|e| Locus::stage(s as u64).body(&body.name).command(*k, &body.commands[*k]).error(e))?;
+                        result.map_err(|e| Location::stage(s as u64).body(&body.name).command(*k, &body.commands[*k]).error(e))?;
                     }
                 }
             }
@@ -203,7 +203,7 @@ impl Analysis<'_> {
         for ((buffer, value), differs) in program.buffers.iter().zip(&values).zip(&held) {
             let wrong = differs.map_or(0, |d| value.differs & !d);
             let what = || format!("parts of `{}` are renewed and not gathered along {}", buffer.name, describe(&self.job.mesh, wrong));
-            ensure(wrong == 0 || errors == Errors::Later, Invariant::PartsGathered, what).map_err(|e| Locus::stage(s as u64).error(e))?;
+            ensure(wrong == 0 || errors == Errors::Later, Invariant::PartsGathered, what).map_err(|e| Location::stage(s as u64).error(e))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 
 use super::exchange::{GroupKey, MessageRoute, key};
 use crate::violation::{Breach, ensure};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::program::{Action, Channel, Job, ProgramBody, ProgramPhase, SendTurn};
 use std::collections::HashMap;
 
@@ -135,7 +135,7 @@ impl<'a> SerialSimulation<'a> {
             let calls = stage.schedule.calls(phase).iter();
             let exchanges: Vec<Exchange> = calls.flat_map(|c| &bodies[s][c.body.index()][c.part as usize]).copied().collect();
             let turns = stage.schedule.sends(phase);
-            numbered(turns, &exchanges).map_err(|e| Locus::stage(s as u64).of(LocusPart::Calls(phase.name())).error(e))?;
+            numbered(turns, &exchanges).map_err(|e| Location::stage(s as u64).of(LocationPart::Calls(phase.name())).error(e))?;
             cursors.push(SerialCursor { turns, exchanges, next: 0, others: 0, issued: vec![], offered: 0, waits: false });
         }
         let in_flight = job.in_flight as usize;
@@ -143,7 +143,7 @@ impl<'a> SerialSimulation<'a> {
     }
 
     fn fail(&self, s: usize, breach: Breach) -> Violation {
-        Locus::stage(s as u64).of(LocusPart::Calls(self.phase.name())).error(breach)
+        Location::stage(s as u64).of(LocationPart::Calls(self.phase.name())).error(breach)
     }
 
     /// Simulates the phase to its end.

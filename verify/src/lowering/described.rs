@@ -2,7 +2,7 @@
 //! they are in the module's graphs.
 
 use crate::violation::{Checked, ensure};
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocationPart, Violation};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::mesh::Axis;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub fn verify(job: &Job, m: &Module) -> Result<(), Violation> {
     let graphs = [m.training.whole.graph(), m.evaluation.whole.graph()];
     let checks = [settings(job, m), params(job, graphs[0]), inputs(job, m), tables(job, graphs[0]), reports(job, graphs), stages(job, m)];
-    checks.into_iter().try_for_each(|c| c.map_err(|e| e.at(LocusPart::Job)))
+    checks.into_iter().try_for_each(|c| c.map_err(|e| e.at(LocationPart::Job)))
 }
 
 /// The job's number of each table of a graph: one of the same numbers over dims of the same sizes.

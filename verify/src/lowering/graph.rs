@@ -2,7 +2,7 @@
 
 use super::GraphBinding;
 use crate::terms::{Index, TermKind, TermView, Terms};
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocationPart, Violation};
 use ir::dim::{Base, Order};
 use ir::graph::Value;
 use ir::local::Chunk;
@@ -36,7 +36,7 @@ impl StepOutcome {
         let scalar = |s: &Scalar| Some(s.clone());
         for v in body.values() {
             let node = &body[v];
-            let fail = |invariant: Invariant, found: &str| invariant.breach(found).at(LocusPart::Node(v, node.op.name()));
+            let fail = |invariant: Invariant, found: &str| invariant.breach(found).at(LocationPart::Node(v, node.op.name()));
             let args: Vec<TermView> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
             let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
             let held = |op: Op| {

@@ -19,10 +19,10 @@ mod graph;
 mod program;
 
 use crate::terms::Terms;
-use crate::{Invariant, LocusPart, Violation, references};
+use crate::{Invariant, LocationPart, Violation, references};
 use graph::StepOutcome;
 use ir::local::Local;
-use ir::module::Graphs;
+use ir::module::{Graphs, JobLevel};
 use ir::program::{CallSchedule, Job, Program};
 
 /// A local graph and how its numbers lead to the job's.
@@ -36,20 +36,21 @@ struct GraphBinding<'a> {
 }
 
 /// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot
-/// and table of a program stands for which of a graph follows from what the job says of its stages and tables.
+/// and table of a program stands for which of a graph follows from what the job says of its stages and tables. Of a
+/// job whose memory is not `settled`, arenas are not looked at.
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.
-pub fn verify(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Violation> {
-    crate::job::operands(job)?;
+pub fn verify(job: &Job, settled: JobLevel, locals: &[Local], evaluation: &Graphs) -> Result<(), Violation> {
+    crate::job::operands(job, settled)?;
     references::locals(locals.iter().chain(&evaluation.locals), None)?;
     let classes = [locals.len(), evaluation.locals.len()];
     if classes != [job.programs.len(); 2] {
         let found = format!("{} programs of {} classes, {} in an evaluation", job.programs.len(), classes[0], classes[1]);
-        return Err(Invariant::ClassesCover.breach(found).at(LocusPart::Job));
+        return Err(Invariant::ClassesCover.breach(found).at(LocationPart::Job));
     }
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    let other_tables = described::numbers(job, evaluation.whole.graph()).map_err(|e| e.at(LocusPart::Job))?;
+    let other_tables = described::numbers(job, evaluation.whole.graph()).map_err(|e| e.at(LocationPart::Job))?;
     for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
         let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
@@ -63,7 +64,7 @@ pub fn verify(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Vi
 /// The slot of a program for each parameter, and then each bucket, of an evaluation: that in which the job says that
 /// each stage has it.
 fn evaluated(job: &Job, local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violation> {
-    let unlike = |s: u64, found: String| Invariant::EvaluatedParameters.breach(found).at(LocusPart::Stage(s));
+    let unlike = |s: u64, found: String| Invariant::EvaluatedParameters.breach(found).at(LocationPart::Stage(s));
     let mut slots: Option<Vec<u32>> = None;
     for (s, _) in &local.stages {
         let has = job.stages.get(*s as usize).map_or(&[][..], |stage| &stage.params);
@@ -87,10 +88,10 @@ fn evaluated(job: &Job, local: &Local, evaluation: &Local) -> Result<Vec<u32>, V
 /// The first command that reads no value, or the first result that differs.
 fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &GraphBinding, evaluation: &GraphBinding) -> Result<(), Violation> {
     let mut terms = Terms::default();
-    let at = |segment: LocusPart| move |e: Violation| e.within(segment);
+    let at = |segment: LocationPart| move |e: Violation| e.within(segment);
     let steps = schedules.iter().map(|s| [s.train.as_slice(), &s.update].concat());
-    let want = StepOutcome::of(&mut terms, training).map_err(at(LocusPart::Training))?;
-    program::all(job, program, steps, &mut terms, &want).map_err(at(LocusPart::Training))?;
-    let want = StepOutcome::of(&mut terms, evaluation).map_err(at(LocusPart::Evaluation))?;
-    program::all(job, program, schedules.iter().map(|s| s.eval.clone()), &mut terms, &want).map_err(at(LocusPart::Evaluation))
+    let want = StepOutcome::of(&mut terms, training).map_err(at(LocationPart::Training))?;
+    program::all(job, program, steps, &mut terms, &want).map_err(at(LocationPart::Training))?;
+    let want = StepOutcome::of(&mut terms, evaluation).map_err(at(LocationPart::Evaluation))?;
+    program::all(job, program, schedules.iter().map(|s| s.eval.clone()), &mut terms, &want).map_err(at(LocationPart::Evaluation))
 }

@@ -4,12 +4,12 @@ use super::graph::StepOutcome;
 use crate::terms::memory::{BufferSlice, Memory};
 use crate::terms::{Index, Term, TermKind, TermView, Terms};
 use crate::violation::Checked;
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Location, LocationPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::kernel::Kernel;
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::{Channel, Collective, DType, Op, Real, Scalar};
-use ir::program::{Action, BodyKind, Buffer, Call, Command, Content, Job, Place, Program, Space};
+use ir::program::{Action, BodyKind, Buffer, BufferAddress, Call, Command, Content, Job, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs each list of calls as each kind of microbatch meets it, and compares what comes out.
@@ -25,7 +25,7 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
             let meets = |c: &&Call| count[c.body.index()] == 1 || c.microbatch == microbatch;
             let path: Vec<usize> = calls.iter().filter(meets).map(|c| c.body.index()).collect();
             if seen.insert(path.clone()) {
-                run(job, program, &path, terms, want).map_err(|e| e.within(LocusPart::Microbatch(microbatch)))?;
+                run(job, program, &path, terms, want).map_err(|e| e.within(LocationPart::Microbatch(microbatch)))?;
             }
         }
     }
@@ -38,12 +38,12 @@ fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &S
         machine.memory.iter_mut().for_each(|m| m.enter(b));
         machine.bools.clear();
         for (k, command) in body.commands.iter().enumerate() {
-            let here = || Locus::from(LocusPart::Body(body.name.clone())).command(k, command);
+            let here = || Location::from(LocationPart::Body(body.name.clone())).command(k, command);
             machine.command(command).map_err(|e| here().error(e))?;
         }
     }
     let updates = path.iter().any(|b| program.bodies[*b].kind == BodyKind::Update);
-    machine.compare(want, updates).map_err(|e| e.at(LocusPart::Results))
+    machine.compare(want, updates).map_err(|e| e.at(LocationPart::Results))
 }
 
 struct Machine<'a> {
@@ -58,7 +58,7 @@ struct Machine<'a> {
     /// The bool that decides whether the running command is done.
     only_if: Option<TermView>,
     /// The bools that commands of the running body were left out by: ranks read each once.
-    bools: Vec<(Place, TermView)>,
+    bools: Vec<(BufferAddress, TermView)>,
     /// For each buffer, the bools that decide whether its content was made.
     made_if: BTreeMap<usize, Vec<TermView>>,
 }
@@ -98,7 +98,7 @@ impl<'a> Machine<'a> {
         self.memory[buffer].write(&self.job.mesh, &whole(b), TermView::whole(term, &sizes));
     }
 
-    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<TermView> {
+    fn read(&mut self, place: &BufferAddress, dims: Vec<(u64, u64)>) -> Checked<TermView> {
         let slice = BufferSlice { offset: place.offset, coords: place.coords.clone(), dims };
         let buffer = &self.program.buffers[place.buffer.index()];
         if !self.made_if.get(&place.buffer.index()).into_iter().flatten().all(|bool| self.only_if.as_ref() == Some(bool)) {
@@ -108,11 +108,11 @@ impl<'a> Machine<'a> {
         found.ok_or_else(|| Invariant::ReadValue.breach(format!("what it reads in buffer `{}` is no value, or more than one", buffer.name)))
     }
 
-    fn dense(&mut self, place: &Place, count: u64) -> Checked<TermView> {
+    fn dense(&mut self, place: &BufferAddress, count: u64) -> Checked<TermView> {
         self.read(place, vec![(count, 1)])
     }
 
-    fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: TermView) {
+    fn write(&mut self, place: &BufferAddress, dims: Vec<(u64, u64)>, value: TermView) {
         let slice = BufferSlice { offset: place.offset, coords: place.coords.clone(), dims };
         self.memory[place.buffer.index()].write(&self.job.mesh, &slice, value);
         if let Some(bool) = &self.only_if {
@@ -234,7 +234,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn launch(&mut self, kernel: &Kernel, args: &[Place], scalars: &[Scalar]) -> Checked {
+    fn launch(&mut self, kernel: &Kernel, args: &[BufferAddress], scalars: &[Scalar]) -> Checked {
         let body = &kernel.body;
         let base = |b: &Base| match b {
             Base::Slot(i) => match scalars.get(*i as usize)? {

@@ -4,8 +4,8 @@
 use super::sample::Sample;
 use super::small::SmallGraph;
 use super::{tangent, updates};
-use crate::violation::{Locus, fail};
-use crate::{Invariant, LocusPart, Violation};
+use crate::violation::{Location, fail};
+use crate::{Invariant, LocationPart, Violation};
 use ir::graph::{Graph, Report, Value};
 use ir::model::Train;
 use ir::op::{Op, Scalar};
@@ -38,7 +38,7 @@ impl GraphComparison<'_, '_> {
     /// Checks V151 to V155 of a step. Returns the values of the text's graph, and why they show nothing, if that is
     /// so.
     pub fn training(&self) -> Result<(Values, Unproved), Violation> {
-        let within = |e: Violation| e.within(LocusPart::Training);
+        let within = |e: Violation| e.within(LocationPart::Training);
         let model = self.model.run();
         if terms(self.model.graph).iter().any(|t| !model[t.value.index()][0].is_finite()) {
             return Ok((model, Some("the loss of random weights is not a number".into())));
@@ -53,7 +53,7 @@ impl GraphComparison<'_, '_> {
                 return Ok((model, Some(why)));
             }
         } else if self.whole && !text.losses.is_empty() {
-            return fail(Invariant::SameValues, Locus::from(LocusPart::Training), "the loss of the text is gone");
+            return fail(Invariant::SameValues, Location::from(LocationPart::Training), "the loss of the text is gone");
         }
         if self.whole || graph.grad_norm.is_some() {
             updates::verify(self, &model, &values).map_err(within)?;
@@ -63,7 +63,7 @@ impl GraphComparison<'_, '_> {
 
     /// Checks V151 of an evaluation, and that it changes nothing.
     pub fn evaluation(&self) -> Result<Values, Violation> {
-        let within = |e: Violation| e.within(LocusPart::Evaluation);
+        let within = |e: Violation| e.within(LocationPart::Evaluation);
         let model = self.model.run();
         self.reports(&model, &self.graph.run()).map_err(within)?;
         match self.graph.graph.updates.first() {
@@ -170,12 +170,12 @@ impl GraphComparison<'_, '_> {
 pub fn without_drops(mean: &SmallGraph<'_>, drawn: &Values, evaluation: &SmallGraph<'_>, values: &Values) -> Result<(), Violation> {
     let draws = |g: &Graph| g.body.values().find(|v| matches!(g.body[*v].op, Op::Uniform { .. }));
     if let Some(v) = draws(evaluation.graph) {
-        return fail(Invariant::EvaluatesStep, v, "an evaluation draws random numbers").map_err(|e| e.within(LocusPart::Evaluation));
+        return fail(Invariant::EvaluatesStep, v, "an evaluation draws random numbers").map_err(|e| e.within(LocationPart::Evaluation));
     }
     let draws = |g: &Graph| draws(g).is_some();
     let own = draws(mean.graph).then(|| mean.run());
     let (step, found) = (own.as_ref().unwrap_or(drawn), values);
-    let unlike = |what: String| fail(Invariant::EvaluatesStep, Locus::from(LocusPart::Evaluation), what);
+    let unlike = |what: String| fail(Invariant::EvaluatesStep, Location::from(LocationPart::Evaluation), what);
     for (kind, of_step, of_evaluation) in
         [("loss", terms(mean.graph), terms(evaluation.graph)), ("metric", mean.graph.metrics.as_slice(), evaluation.graph.metrics.as_slice())]
     {
@@ -204,7 +204,7 @@ fn same_names<'n>(what: &str, found: impl Iterator<Item = &'n str>, want: impl I
         return Ok(());
     }
     let list = |names: &[&str]| if names.is_empty() { "none".to_string() } else { names.join(", ") };
-    fail(Invariant::SameNames, Locus::from(LocusPart::Graph), format!("{what}: {}; the text has {}", list(&found), list(&want)))
+    fail(Invariant::SameNames, Location::from(LocationPart::Graph), format!("{what}: {}; the text has {}", list(&found), list(&want)))
 }
 
 /// Whether two numbers of this size are equal up to rounding. NaN equals NaN.

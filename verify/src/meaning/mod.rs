@@ -25,8 +25,8 @@ mod tangent;
 mod tests;
 mod updates;
 
-use crate::violation::{Locus, fail};
-use crate::{Invariant, LocusPart, Violation, references};
+use crate::violation::{Location, fail};
+use crate::{Invariant, LocationPart, Violation, references};
 use chosen::{ChosenElements, Mismatch, choose};
 use claims::GraphComparison;
 use ir::dim::Dim;
@@ -62,7 +62,7 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
     for graph in [training, both[0].whole.graph(), evaluation, both[1].whole.graph()] {
         sound(graph)?;
     }
-    for (part, graphs, model) in [(LocusPart::Training, both[0], training), (LocusPart::Evaluation, both[1], evaluation)] {
+    for (part, graphs, model) in [(LocationPart::Training, both[0], training), (LocationPart::Evaluation, both[1], evaluation)] {
         // Sums are widened by one of the passes that are verified together, so rounding is checked once all of them
         // are done.
         let whole = m.level() >= Level::Sharded;
@@ -75,7 +75,7 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
         Err(why) => return Ok(Some(why)),
     };
     // A pass fills `takes`, so ranges are checked only once it is known.
-    let ranges = if m.takes.is_empty() { vec![] } else { vec![(LocusPart::Training, 0), (LocusPart::Evaluation, 2)] };
+    let ranges = if m.takes.is_empty() { vec![] } else { vec![(LocationPart::Training, 0), (LocationPart::Evaluation, 2)] };
     for (part, text) in ranges {
         ranges::verify(graphs[text], &chosen[text], &m.takes).map_err(|e| e.within(part))?;
     }
@@ -183,7 +183,7 @@ fn same(graphs: &[&Graph; 4]) -> Vec<((usize, Dim), (usize, Dim))> {
 /// Checks that a graph names what its text does: dims, parameters, inputs and reports.
 fn names(model: &Graph, graphs: &Graphs) -> Result<(), Violation> {
     let graph = graphs.whole.graph();
-    let unlike = |what: String| fail(Invariant::SameNames, Locus::from(LocusPart::Graph), what);
+    let unlike = |what: String| fail(Invariant::SameNames, Location::from(LocationPart::Graph), what);
     chosen::same_dims(&model.body.dims, &graph.body.dims).or_else(|Mismatch(what)| unlike(what))?;
     if graph.params.len() != model.params.len() {
         return unlike(format!("{} parameters; the text has {}", graph.params.len(), model.params.len()));

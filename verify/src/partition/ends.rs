@@ -2,7 +2,7 @@
 
 use super::stage::Stage;
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocationPart, Violation};
 use ir::dim::{Dim, IndexMap};
 use ir::graph::Value;
 use ir::local::Chunk;
@@ -15,10 +15,10 @@ impl Stage<'_, '_> {
         let (local, s) = (self.local, self.shards.s);
         let graph = &s.graph;
         let (stage, params) = &local.stages[0];
-        self.room().map_err(|e| e.at(LocusPart::Graph))?;
+        self.room().map_err(|e| e.at(LocationPart::Graph))?;
         for (slot, p) in params.iter().enumerate() {
             let Some(source) = self.shards.params.get(p).copied() else {
-                return fail(Invariant::UsedParameter, LocusPart::Graph, format!("stage {stage} holds parameter {p}, which is not used"));
+                return fail(Invariant::UsedParameter, LocationPart::Graph, format!("stage {stage} holds parameter {p}, which is not used"));
             };
             let is_part = |d: &Dim, map: &IndexMap| self.shards.finds(map, *d, &|u| s.sharding(source)[u] == Placement::Split(*d));
             let maps = &local.params[slot].index;
@@ -32,7 +32,7 @@ impl Stage<'_, '_> {
         if updates.len() != local.updates.len() {
             return fail(
                 Invariant::UpdatesOfStage,
-                LocusPart::Graph,
+                LocationPart::Graph,
                 format!("stage {stage} updates {} parameters, not {}", local.updates.len(), updates.len()),
             );
         }
@@ -54,7 +54,7 @@ impl Stage<'_, '_> {
         let mut numbers: Vec<u32> = local.reports.iter().map(|r| r.0).collect();
         numbers.sort_unstable();
         if numbers.iter().ne(reports.iter().map(|r| &r.0)) {
-            return fail(Invariant::ReportNumbers, LocusPart::Graph, format!("stage {stage} does not report what the graph reports"));
+            return fail(Invariant::ReportNumbers, LocationPart::Graph, format!("stage {stage} does not report what the graph reports"));
         }
         for (number, w) in &local.reports {
             let v = reports.iter().find(|r| r.0 == *number).expect("invariant: just compared").1;

@@ -8,7 +8,7 @@
 //! - The n-th collective over a set of stages completes the same value of the sharded graph on each of them.
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation, references};
+use crate::{Invariant, LocationPart, Violation, references};
 use ir::graph::{Users, Value};
 use ir::local::Local;
 use ir::op::{Channel, Op};
@@ -62,18 +62,18 @@ pub fn verify(stages: &[Local]) -> Result<(), Violation> {
             let (from, to, channel) = key;
             return fail(
                 Invariant::MessageMeaning,
-                LocusPart::Graph,
+                LocationPart::Graph,
                 format!("what stage {from} sends stage {to} on {channel} is not what that receives"),
             );
         }
     }
     if let Some((from, to, channel)) = received.keys().find(|k| !sent.contains_key(k)) {
-        return fail(Invariant::MessageSent, LocusPart::Graph, format!("stage {to} receives on {channel} what stage {from} does not send"));
+        return fail(Invariant::MessageSent, LocationPart::Graph, format!("stage {to} receives on {channel} what stage {from} does not send"));
     }
     for (all, by_stage) in &met {
         let first = by_stage.values().next();
         if by_stage.len() != all.len() || by_stage.values().any(|list| Some(list) != first) {
-            return fail(Invariant::SumMeaning, LocusPart::Graph, format!("stages {all:?} sum different values"));
+            return fail(Invariant::SumMeaning, LocationPart::Graph, format!("stages {all:?} sum different values"));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The verifier of a local graph by itself.
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation, references};
+use crate::{Invariant, LocationPart, Violation, references};
 use ir::infer;
 use ir::local::{Chunk, Local};
 use ir::op::Op;
@@ -23,7 +23,7 @@ pub fn verify(l: &Local, sharded: &Sharded) -> Result<(), Violation> {
     let body = &l.body;
     let n = body.nodes.len();
     if [l.chunks.len(), l.accumulate.len(), l.source.len(), l.reasons.len()] != [n; 4] {
-        return fail(Invariant::LocalTables, LocusPart::Graph, "a table has not one entry per node");
+        return fail(Invariant::LocalTables, LocationPart::Graph, "a table has not one entry per node");
     }
     for v in body.values() {
         infer::check(body, v).or_else(|e| fail(Invariant::LocalNodeType, v, e.to_string()))?;

@@ -29,7 +29,7 @@ mod stage;
 mod stages;
 mod sums;
 
-use crate::{LocusPart, Violation, references};
+use crate::{LocationPart, Violation, references};
 use ir::local::Local as Graph;
 use ir::sharded::Sharded;
 use shards::ShardViews;
@@ -57,9 +57,9 @@ pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), Violation> {
             limits: HashSet::new(),
         };
         for w in local.body.values() {
-            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|e| e.at(w).within(LocusPart::Stage(local.stages[0].0)))?;
+            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|e| e.at(w).within(LocationPart::Stage(local.stages[0].0)))?;
         }
-        stage.ends().map_err(|e| e.within(LocusPart::Stage(local.stages[0].0)))?;
+        stage.ends().map_err(|e| e.within(LocationPart::Stage(local.stages[0].0)))?;
     }
     sums.verify(s)
 }

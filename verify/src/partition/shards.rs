@@ -31,6 +31,24 @@ impl ShardView {
     pub fn is_split_over(&self, u: SubAxis) -> bool {
         self.x.coords.iter().any(|c| c.0 == u)
     }
+
+    /// For messages: `elements 0 + tp (2):(32) + (4):(8) + (8):(1) of %12, a term of its sum over dp`. An element's
+    /// place is the sum of an offset, of what each coordinate adds, and of what each dim adds, as `(sizes):(strides)`.
+    pub fn text(&self, mesh: &Mesh) -> String {
+        let digits = |d: &Digits| {
+            let list = |of: fn((u64, u64)) -> u64| d.iter().map(|n| of(n).to_string()).collect::<Vec<_>>().join(" ");
+            format!("({}):({})", list(|n| n.0), list(|n| n.1))
+        };
+        let coords: String = self.x.coords.iter().map(|(u, d)| format!(" + {} {}", mesh.describe(&[*u]), digits(d))).collect();
+        let dims: String = self.x.dims.iter().map(|d| format!(" + {}", digits(d))).collect();
+        let partial: String = self
+            .partial
+            .iter()
+            .map(|(u, p)| format!(", a term of its {} over {}", if *p == Partial::Sum { "sum" } else { "maximum" }, mesh.describe(&[*u])))
+            .collect();
+        let turn = self.turn.as_ref().map_or(String::new(), |(subs, n)| format!(", as held {n} positions back along {}", mesh.describe(subs)));
+        format!("elements {}{coords}{dims} of %{}{partial}{turn}", self.x.offset, self.x.term.0)
+    }
 }
 
 /// A value held without communication, or what a message of several values is made of.

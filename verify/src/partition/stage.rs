@@ -68,7 +68,7 @@ impl Stage<'_, '_> {
         if got == want {
             Ok(Some(Local::One(want)))
         } else {
-            Err(self.because(w, Invariant::HeldPart.breach(format!("it holds {got:?} and not {v}, which is {want:?}"))))
+            Err(self.because(w, Invariant::HeldPart.breach(format!("it holds {}, and {v} should be {}", got.text(&s.mesh), want.text(&s.mesh)))))
         }
     }
 

@@ -221,8 +221,32 @@ impl Terms {
         matches!(self.keys[term.0 as usize].kind, TermKind::Fill(_))
     }
 
-    /// Where two values first differ, for messages: from the results down to operands.
+    /// Where two values first differ, for messages: `minimum for maximum, as operand 0 of exp of operand 1 of add`.
+    /// Results are compared first, then their operands. Of a long way down, its last three ops are said.
     pub fn difference(&self, want: &TermView, got: &TermView) -> String {
+        let (mut want, mut got, mut path) = (want, got, vec![]);
+        while let Some((k, name)) = self.differing_operand(want, got) {
+            path.push(format!(" of operand {k} of {name}"));
+            (want, got) = (&self.keys[want.term.0 as usize].args[k], &self.keys[got.term.0 as usize].args[k]);
+        }
+        let shown: String = path.iter().rev().take(3).cloned().collect();
+        let way = match shown.strip_prefix(" of ") {
+            Some(way) if path.len() > 3 => format!(", as {way}, {} ops before the result", path.len()),
+            Some(way) => format!(", as {way}"),
+            None => String::new(),
+        };
+        self.difference_here(want, got) + &way
+    }
+
+    /// The first operand that is another one, of ops that are otherwise alike.
+    fn differing_operand(&self, want: &TermView, got: &TermView) -> Option<(usize, &'static str)> {
+        let (w, g) = (&self.keys[want.term.0 as usize], &self.keys[got.term.0 as usize]);
+        let differs = w.args.iter().zip(&g.args).position(|(a, b)| a != b)?;
+        (w.kind == g.kind).then(|| (differs, w.kind.name()))
+    }
+
+    /// What is unlike in two values, whatever their operands are.
+    fn difference_here(&self, want: &TermView, got: &TermView) -> String {
         if want.term == got.term {
             return format!("another view of the same {}: {got:?}, not {want:?}", self.keys[want.term.0 as usize].kind.name());
         }
@@ -232,12 +256,10 @@ impl Terms {
             let (a, b) = (format!("{:?}", g.kind), format!("{:?}", w.kind));
             return if g.kind.name() == name { format!("{a} for {b}") } else { format!("{} for {name}", g.kind.name()) };
         }
-        match w.args.iter().zip(&g.args).position(|(a, b)| a != b) {
-            Some(k) => format!("operand {k} of {name}: {}", self.difference(&w.args[k], &g.args[k])),
-            None => {
-                format!("{name} of other dims or dtype: {:?} {:?} {:?} for {:?} {:?} {:?}", g.labels, g.sizes, g.dtype, w.labels, w.sizes, w.dtype)
-            }
+        if w.args.len() != g.args.len() {
+            return format!("{name} of {} operands, not {}", g.args.len(), w.args.len());
         }
+        format!("{name} of other dims or dtype: {:?} {:?} {:?} for {:?} {:?} {:?}", g.labels, g.sizes, g.dtype, w.labels, w.sizes, w.dtype)
     }
 
     /// The value of node `v` of a body whose operands are these; `base` resolves bases of index maps, `scalar`

@@ -2,14 +2,14 @@ use super::*;
 use ir::graph::{Origin, Phase};
 use ir::op::{DType, Reduce};
 use ir::program::Group;
-use ir::program::{Buffer, BufferId, Collective, Content, GroupId, Place};
+use ir::program::{Buffer, BufferAddress, BufferId, Collective, Content, GroupId};
 
 fn buffer(name: &str, arena: Arena, offset: u64) -> Buffer {
     Buffer { name: name.into(), dtype: DType::F32, dims: vec![("d".into(), 16)], arena, offset, content: Content::Activation, origin: None }
 }
 
 fn command(stream: Stream, src: u32, dst: u32) -> Command {
-    let [src, dst] = [src, dst].map(|b| Place::start(BufferId(b)));
+    let [src, dst] = [src, dst].map(|b| BufferAddress::start(BufferId(b)));
     let action = Action::Collective { kind: Collective::AllReduce(Reduce::Sum), group: GroupId(0), dtype: DType::F32, count: 16, src, dst };
     Command { stream, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None }
 }

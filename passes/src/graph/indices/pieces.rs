@@ -223,24 +223,24 @@ pub fn rem(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
 
 /// Whether the greater or the lesser of two values is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extreme {
+pub enum Extremum {
     Max,
     Min,
 }
 
-pub fn extreme(a: &[Piece], b: &[Piece], which: Extreme) -> Vec<Piece> {
+pub fn extreme(a: &[Piece], b: &[Piece], which: Extremum) -> Vec<Piece> {
     each(a, b, |p, q, when| {
         if let (None, None) = (p.times, q.times) {
             let plus = match which {
-                Extreme::Max => Bounds::new(p.plus.least.max(q.plus.least), p.plus.most.max(q.plus.most)),
-                Extreme::Min => Bounds::new(p.plus.least.min(q.plus.least), p.plus.most.min(q.plus.most)),
+                Extremum::Max => Bounds::new(p.plus.least.max(q.plus.least), p.plus.most.max(q.plus.most)),
+                Extremum::Min => Bounds::new(p.plus.least.min(q.plus.least), p.plus.most.min(q.plus.most)),
             };
             return vec![Piece { when, ..Piece::number(plus) }];
         }
         let one = |of: &Piece, when: &ElementBounds| Piece { when: when.clone(), ..of.clone() };
         let (greater, less) = match which {
-            Extreme::Max => (p, q),
-            Extreme::Min => (q, p),
+            Extremum::Max => (p, q),
+            Extremum::Min => (q, p),
         };
         let signs = p.add(&q.scaled(-1), when).signs();
         let either = |(when, sign): &(ElementBounds, Bounds)| {

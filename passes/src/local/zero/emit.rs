@@ -8,7 +8,7 @@ use ir::local::{Chunk, Local, LocalUpdate};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Real, Reduce};
 use ir::options::Zero;
-use ir::program::Holds;
+use ir::program::ParamRole;
 use ir::reason::Reason;
 use ir::sharded::Sharding;
 use std::collections::{HashMap, HashSet};
@@ -100,7 +100,7 @@ impl<'a> LocalWriter<'a> {
             _ => return false,
         };
         let Some(home) = home(slot) else { return false };
-        let copies = planned[home.0].bucket.holds == Holds::Copies;
+        let copies = planned[home.0].bucket.holds == ParamRole::Copies;
         // A bucket of copies holds the cast, not the parameter itself.
         if copies == (node == v) {
             return copies;
@@ -370,7 +370,7 @@ impl<'a> UpdateSharder<'a> {
     /// This rank's part of the bucket that holds a parameter or state of the first member.
     pub(super) fn old(&mut self, k: usize, v: Value, chunk: Chunk) -> Value {
         let node = &self.w.old.body[v];
-        let (own, slot, copies) = (self.parts[k], (self.w.old.params.len() + k) as u32, self.planned[k].bucket.holds == Holds::Copies);
+        let (own, slot, copies) = (self.parts[k], (self.w.old.params.len() + k) as u32, self.planned[k].bucket.holds == ParamRole::Copies);
         let ty = Type::new(node.ty.dtype, [own]);
         let op = match &node.op {
             Op::Param(_) if copies => Op::State(slot, 0),
@@ -481,7 +481,7 @@ impl<'a> UpdateSharder<'a> {
         };
         let origin = self.w.old.body[first.new].origin.clone();
         let (own, all, dtype) = (self.parts[k], self.w.all[k], self.w.dtypes[k]);
-        if bucket.holds == Holds::Copies {
+        if bucket.holds == ParamRole::Copies {
             states.insert(ir::fault!("zero.weights.last", states.len(), 0), new);
             new = self.w.push(Op::Cast, vec![new], Type::new(dtype, [own]), chunk, &origin);
         }

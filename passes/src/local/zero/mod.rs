@@ -33,7 +33,7 @@ use ir::local::{Chunk, Local};
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::{DType, Op};
 use ir::options::{Options, Zero};
-use ir::program::{Bucket, Holds, Piece, own_part};
+use ir::program::{Bucket, ParamRole, Piece, own_part};
 use std::collections::HashMap;
 
 /// Alignment of parameters in a bucket, in elements.
@@ -225,7 +225,7 @@ fn plan(local: &Local, members: Vec<ShardedUpdate>, owners: Vec<SubAxis>) -> Buc
     let count = size / ranks;
     let base = Base::Coords(own_part(&local.mesh, &owners, count));
     let part = IndexMap { parts: vec![(ir::fault!("zero.part.count", count / 2, count), 1)], base };
-    let holds = if members[0].class.copies.is_some() { Holds::Copies } else { Holds::Weights };
+    let holds = if members[0].class.copies.is_some() { ParamRole::Copies } else { ParamRole::Weights };
     BucketPlan { bucket: Bucket { size, holds, pieces }, members, part, owners, distance }
 }
 

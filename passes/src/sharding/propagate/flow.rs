@@ -4,7 +4,7 @@
 //! in a sum that happens anyway, and pass 3 (backward) small values that someone needs whole.
 
 use super::uses::ValueUses;
-use crate::sharding::axes::Lists;
+use crate::sharding::axes::AxisTiers;
 use ir::algebra::{Algebra, LoopKind};
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Value};
@@ -34,7 +34,14 @@ pub(super) struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     /// `choice` is the loop that each op splits; what is small has dims that tell one token from another alone.
-    pub fn new(graph: &'a Graph, mesh: &'a Mesh, lists: &Lists, rules: Vec<Algebra>, choice: Vec<Vec<Option<usize>>>, uses: ValueUses) -> Flow<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        mesh: &'a Mesh,
+        lists: &AxisTiers,
+        rules: Vec<Algebra>,
+        choice: Vec<Vec<Option<usize>>>,
+        uses: ValueUses,
+    ) -> Flow<'a> {
         let mut flow = Flow { old: &graph.body, mesh, rules, choice, uses, natural: vec![], later: vec![], whole: vec![] };
         flow.natural();
         flow.sums_later();
@@ -175,7 +182,7 @@ impl<'a> Flow<'a> {
 }
 
 /// The dims that tell one token from another: of inputs, and split by data or sequence parallelism.
-fn token_dims(graph: &Graph, lists: &Lists) -> Vec<Dim> {
+fn token_dims(graph: &Graph, lists: &AxisTiers) -> Vec<Dim> {
     let by_data = [Axis::Dp, Axis::Cp].into_iter().flat_map(|a| lists.of(a).iter().take(1));
     let by_sequence = lists.of(Axis::Tp).iter().skip(1);
     let listed: Vec<Dim> = graph.batch.into_iter().chain(by_data.chain(by_sequence).flatten().copied()).collect();

@@ -1,7 +1,7 @@
 //! Pass 4 (forward): places every op by its row and completes the sums that do not flow on.
 
 use super::flow::Flow;
-use super::lottery::RandomRules;
+use super::random_rows::RandomRules;
 use super::reshard::ReshardWriter;
 use crate::sharding::axes::{Chooser, Tiers};
 use ir::algebra::{Algebra, LoopKind, algebra};

@@ -1,6 +1,6 @@
 //! The sharded graph as it is written: nodes with their shardings, and the reshards that lead values from one to another.
 
-use crate::sharding::axes::Lists;
+use crate::sharding::axes::AxisTiers;
 use crate::sharding::reason::{Change, reason};
 use ir::dim::Dims;
 use ir::graph::{Body, Node, Origin, Phase, Value};
@@ -25,7 +25,7 @@ struct ReshardStep {
 
 pub(super) struct ReshardWriter<'a> {
     mesh: &'a Mesh,
-    lists: &'a Lists,
+    lists: &'a AxisTiers,
     pub out: Body,
     pub shardings: Vec<Sharding>,
     pub reasons: Vec<Option<Reason>>,
@@ -36,7 +36,7 @@ pub(super) struct ReshardWriter<'a> {
 
 impl<'a> ReshardWriter<'a> {
     /// Nothing yet, over these dims.
-    pub fn new(dims: &Dims, mesh: &'a Mesh, lists: &'a Lists) -> ReshardWriter<'a> {
+    pub fn new(dims: &Dims, mesh: &'a Mesh, lists: &'a AxisTiers) -> ReshardWriter<'a> {
         let out = Body { dims: dims.clone(), nodes: vec![] };
         ReshardWriter { mesh, lists, out, shardings: vec![], reasons: vec![], known: HashMap::new(), indices: HashMap::new() }
     }

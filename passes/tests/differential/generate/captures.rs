@@ -1,6 +1,6 @@
 //! Values that layers use without carrying them: across pipeline stages they are relayed.
 
-use super::{Dice, Writer};
+use super::{Rng, Writer};
 use ir::random::mix;
 
 /// The values that a model captures. They are drawn by their own random generator, so that the models of seeds do not
@@ -20,7 +20,7 @@ pub struct Captures {
 
 impl Captures {
     pub fn new(seed: u64) -> Captures {
-        let mut dice = Dice(mix(!seed ^ 3));
+        let mut dice = Rng(mix(!seed ^ 3));
         let mut way = |percent| {
             let ways = [
                 "z = z + kept;",

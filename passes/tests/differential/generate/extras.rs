@@ -3,18 +3,18 @@
 //!
 //! Dice of their own draw all this, so that what it stands beside stays as it is.
 
-use super::{BatchNeeds, Dice, Writer};
+use super::{BatchNeeds, Rng, Writer};
 use ir::random::mix;
 
 /// The random generator of extra features, and the chosen ones.
 pub struct Extras {
-    dice: Dice,
+    dice: Rng,
     pub whole: BatchNeeds,
 }
 
 impl Extras {
     pub fn new(seed: u64) -> Extras {
-        Extras { dice: Dice(mix(!seed ^ 6)), whole: BatchNeeds::default() }
+        Extras { dice: Rng(mix(!seed ^ 6)), whole: BatchNeeds::default() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random pipeline schedules.
 
-use super::Dice;
+use super::Rng;
 use ir::options::ActivationOffload;
 use ir::pipeline::{Pass, PassKind, PassOrder, Schedule, StagePlacement};
 use ir::random::mix;
@@ -10,7 +10,7 @@ pub const ACTIVATIONS: [ActivationOffload; 4] =
     [ActivationOffload::Off, ActivationOffload::Off, ActivationOffload::Layers(None), ActivationOffload::Layers(Some(1))];
 
 /// A schedule for a number of stages, virtual stages of each and microbatches of a group if it wants some, and a number of microbatches.
-pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>, u64) {
+pub fn schedule(dice: &mut Rng, pp: u64) -> (Schedule, Option<u64>, Option<u64>, u64) {
     let microbatches = dice.pick(&[1, 2, 2, 3, 4]);
     let vpp = if pp > 1 && dice.chance(40) { Some(dice.pick(&[1, 2, 2, 3])) } else { None };
     match dice.below(20) {
@@ -34,15 +34,15 @@ pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>
 /// order allows.
 pub fn pairs(seed: u64, schedule: Schedule) -> (Schedule, bool) {
     let schedule = match schedule {
-        Schedule::ZbV if Dice(mix(!seed ^ 12)).chance(50) => Schedule::DualPipeV,
+        Schedule::ZbV if Rng(mix(!seed ^ 12)).chance(50) => Schedule::DualPipeV,
         other => other,
     };
-    let paired = matches!(schedule, Schedule::OneFOneB | Schedule::DualPipeV) && Dice(mix(!seed ^ 13)).chance(40);
+    let paired = matches!(schedule, Schedule::OneFOneB | Schedule::DualPipeV) && Rng(mix(!seed ^ 13)).chance(40);
     (schedule, paired)
 }
 
 /// A random valid order: at each turn, a random stage runs a pass whose inputs are there.
-fn order(dice: &mut Dice, stages: u32, microbatches: u32) -> PassOrder {
+fn order(dice: &mut Rng, stages: u32, microbatches: u32) -> PassOrder {
     let (chunks, split) = (dice.pick(&[1, 1, 2]), dice.chance(50));
     let placement = if chunks == 2 && dice.chance(50) { StagePlacement::V } else { StagePlacement::Interleaved };
     let mut order = PassOrder { placement, stages: vec![vec![]; stages as usize] };

@@ -2,7 +2,7 @@ use super::*;
 use crate::data::{Data, LoadRegions};
 use data::indexed::{Dtype, Writer};
 use ir::dim::Order;
-use ir::graph::Feed;
+use ir::graph::InputDefault;
 use ir::program::Extent;
 use std::fs;
 
@@ -14,10 +14,10 @@ fn job(batch: u64, is_packed: bool) -> Job {
     let dims: Vec<Extent> = [batch, LENGTH].iter().map(|n| Extent { name: "d".into(), size: *n, padded: *n, order: Order::Plain }).collect();
     let takes = |least, most| Some(vec![Interval { least, most }]);
     let entry = |name: &str, default, takes| InputEntry { name: name.into(), dtype: DType::I32, dims: dims.clone(), default, takes };
-    job.inputs = vec![entry("tokens", None, takes(0, 999)), entry("targets", Some(Feed::Next(0)), takes(-100, 999))];
+    job.inputs = vec![entry("tokens", None, takes(0, 999)), entry("targets", Some(InputDefault::Next(0)), takes(-100, 999))];
     if is_packed {
-        job.inputs.push(entry("document", Some(Feed::Documents(0, 0)), takes(0, 9)));
-        job.inputs.push(entry("position", Some(Feed::Positions(0, 0)), takes(0, 9)));
+        job.inputs.push(entry("document", Some(InputDefault::Documents(0, 0)), takes(0, 9)));
+        job.inputs.push(entry("position", Some(InputDefault::Positions(0, 0)), takes(0, 9)));
     }
     // The program loads each of these inputs.
     let commands = &mut job.programs[0].bodies.iter_mut().map(|b| &mut b.commands).find(|c| c.iter().any(is_load)).unwrap();
@@ -264,7 +264,7 @@ fn what_cannot_be_packed_or_masked_is_refused() {
     all_count.inputs[1].takes = Some(vec![Interval { least: 0, most: 999 }]);
     assert!(says(&masked, &all_count).contains("and `targets` does not take that"));
     let mut unlabelled = job(1, false);
-    unlabelled.inputs[1].default = Some(Feed::Prev(0, 0));
+    unlabelled.inputs[1].default = Some(InputDefault::Prev(0, 0));
     assert!(says(&masked, &unlabelled).contains("takes none that follow from `tokens`"));
 }
 

@@ -4,7 +4,7 @@ use crate::job::ProgramPhase;
 use crate::job::exchange::{Events, ExchangeSimulation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Reduce};
-use ir::program::{Action, BufferId, Call, CallSchedule, Channel, Command, Group, GroupId, Job, Place, Program};
+use ir::program::{Action, BufferAddress, BufferId, Call, CallSchedule, Channel, Command, Group, GroupId, Job, Program};
 use ir::random::mix;
 use std::collections::{HashMap, VecDeque};
 
@@ -21,7 +21,7 @@ fn communicating(seed: u64) -> Job {
     job.mesh = Mesh::new(1, STAGES, 2, 1, 2);
     job.in_flight = 1 + draw(2) as u32;
     let blank = job.programs[0].bodies[1].commands[0].clone();
-    let place = Place::start(BufferId(0));
+    let place = BufferAddress::start(BufferId(0));
     let subs: Vec<SubAxis> = job.mesh.of(Axis::Dp).chain(job.mesh.of(Axis::Tp)).collect();
     let mut lists: Vec<Vec<Command>> = vec![vec![]; STAGES as usize];
     let mut groups: Vec<Vec<Group>> = vec![vec![]; STAGES as usize];

@@ -14,7 +14,7 @@ use crate::Invariant;
 use ir::dim::Base;
 use ir::mesh::SubAxis;
 use ir::op::{Channel, Collective, DType, Real, Reduce, Scalar};
-use ir::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place, Slots, Stash};
+use ir::program::{Action, Arena, BodyId, Buffer, BufferAddress, Call, Command, Content, GroupId, Job, KernelId, Slots, Stash};
 use sample::{MUL, UPDATE, job};
 
 #[test]
@@ -69,7 +69,7 @@ fn edit_launch(
     stage: usize,
     body: &'static str,
     k: usize,
-    edit: impl FnOnce(&mut KernelId, &mut Vec<Place>, &mut Vec<Scalar>),
+    edit: impl FnOnce(&mut KernelId, &mut Vec<BufferAddress>, &mut Vec<Scalar>),
 ) -> impl FnOnce(&mut Job) {
     move |job| match &mut commands(job, stage, body)[k].action {
         Action::Launch { kernel, args, scalars } => edit(kernel, args, scalars),

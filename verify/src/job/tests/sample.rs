@@ -9,8 +9,8 @@ use ir::mesh::{Mesh, SubAxis};
 use ir::model::Train;
 use ir::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use ir::program::{
-    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, ProgramBody, Slots, Space, Stage, Stash, Stream,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferAddress, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job,
+    KernelId, ParamEntry, Program, ProgramBody, Slots, Space, Stage, Stash, Stream,
 };
 
 /// Elements of a rank's part.
@@ -117,8 +117,8 @@ impl Building {
         self.bodies.push(ProgramBody { name: name.into(), kind, commands, cuts: vec![] });
     }
 
-    fn at(&self, name: &str) -> Place {
-        Place::start(self.id(name))
+    fn at(&self, name: &str) -> BufferAddress {
+        BufferAddress::start(self.id(name))
     }
 
     fn launch(&self, kernel: KernelId, args: &[&str]) -> Action {

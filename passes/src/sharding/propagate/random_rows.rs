@@ -1,4 +1,4 @@
-//! Rows at random: whatever the algebra allows must compute the same, so tests let a lottery choose in place of the rules.
+//! Rows at random: whatever the algebra allows must compute the same, so tests choose at random in place of the rules.
 
 use super::place::{Propagator, SubAxisRule, adds};
 use ir::algebra::LoopKind;
@@ -35,7 +35,7 @@ impl RandomRules {
 }
 
 /// The values that are compared, as they are or moved. Two copies of one (a value and its greatest, an element and its rivals) must hold the same
-/// bits, so a sum is completed once for both: two orders of adding round differently. The rules do so for every value; the lottery only for these.
+/// bits, so a sum is completed once for both: two orders of adding round differently. The rules do so for every value; random choices only for these.
 fn compared(body: &Body) -> Vec<bool> {
     let mut out = vec![false; body.nodes.len()];
     for v in body.values().rev() {
