@@ -151,8 +151,18 @@ fn links_lead_to_files_and_headings_that_are_there() {
     assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
 }
 
+/// Whether a source declares a type of this name.
+fn declares(source: &Path, name: &str) -> bool {
+    let text = std::fs::read_to_string(source).expect("UTF-8");
+    ["struct", "enum", "trait", "type"].into_iter().any(|kind| {
+        let behind = |at: usize| text[at..].chars().next();
+        let declaration = format!("{kind} {name}");
+        text.match_indices(&declaration).any(|(at, _)| behind(at + declaration.len()).is_none_or(|c| !c.is_alphanumeric() && c != '_'))
+    })
+}
+
 #[test]
-fn words_that_the_glossary_calls_gone_name_no_file() {
+fn words_that_the_glossary_calls_gone_name_no_file_and_no_type() {
     let page = std::fs::read_to_string(root().join("docs/glossary.md")).expect("the glossary");
     let rows = page.split("## Words that are gone").nth(1).expect("its last table").lines().filter_map(|l| l.strip_prefix("| "));
     let mut looked_at = 0;
@@ -161,8 +171,11 @@ fn words_that_the_glossary_calls_gone_name_no_file() {
         for folder in folders.split(", ").map(|f| if f.contains('/') { f.into() } else { format!("{f}/src") }) {
             let is_it = |p: &&PathBuf| p.with_extension("").components().any(|c| c.as_os_str() == gone);
             let inside = |p: &PathBuf| p.strip_prefix(root()).expect("below the root").to_path_buf();
-            let found: Vec<PathBuf> = files(&root().join(&folder), "rs").iter().map(inside).collect();
+            let sources = files(&root().join(&folder), "rs");
+            let found: Vec<PathBuf> = sources.iter().map(inside).collect();
             assert_eq!(found.iter().filter(is_it).collect::<Vec<_>>(), Vec::<&PathBuf>::new(), "`{gone}` in {folder}");
+            let declared: Vec<&PathBuf> = sources.iter().filter(|p| declares(p, gone)).collect();
+            assert_eq!(declared, Vec::<&PathBuf>::new(), "a type `{gone}` in {folder}");
             looked_at += 1;
         }
     }
