@@ -232,7 +232,7 @@ fn what_is_wrong_on_one_rank_is_said_on_all() {
     let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
     let ends = |options: &(dyn Fn(u64) -> RunOptions + Sync)| errors(join(&bench, &world(&[0, 1]), options, |_, _| {}));
     for error in ends(&|rank| RunOptions { seed: rank, ..bench.options() }) {
-        assert!(error.contains("was started with another `seed` than rank 0: 1, not 0"), "{error}");
+        assert!(error.contains("was started with other options than rank 0: seed is 1, not 0"), "{error}");
     }
     for error in ends(&|rank| RunOptions { steps: Some(4 + 5 * rank), ..bench.options() }) {
         assert!(error.contains("has 4 steps; step 5 was asked for"), "{error}");
