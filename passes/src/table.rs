@@ -58,7 +58,8 @@ const GRAPHS: Verifier = Verifier {
     levels: (Level::Graph, Level::Graph),
     run: |m| shown(graphs(m)),
 };
-const MEANING: Verifier = Verifier {
+/// What looks at all that passes over logical graphs did, once these are done.
+pub const MEANING: Verifier = Verifier {
     name: "meaning",
     summary: "A step computes what the text says, with its gradient and its optimizer, and an evaluation the same without drops.",
     levels: (Level::Graph, Level::Sharded),
@@ -121,9 +122,6 @@ const LOWERING: Verifier = Verifier {
 
 /// All verifiers, in the order of the levels that they look at.
 pub const VERIFIERS: [&Verifier; 11] = [&GRAPHS, &MEANING, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &SERIAL, &LOWERING];
-
-/// What looks at all that passes over logical graphs did, once these are done.
-pub const OF_LOGICAL: &Verifier = &MEANING;
 
 /// The pass of this name.
 pub fn find(name: &str) -> Option<&'static Pass> {

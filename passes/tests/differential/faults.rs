@@ -9,7 +9,7 @@ mod known;
 mod told;
 
 use crate::harness::{Outcomes, Ranges, Runner, models, options};
-use crate::models::GPT2;
+use crate::models::{GPT2, case};
 use crate::random::number;
 use ir::faults::{Fault, in_sources, watch};
 use ir::program::Job;
@@ -328,4 +328,17 @@ fn builds_have_no_faults() {
         String::from_utf8(out.stdout).expect("UTF-8").lines().next().unwrap_or_default().to_string()
     };
     assert_eq!((features("normal,build").as_str(), features("normal,build,dev").as_str()), ("", "faults"));
+}
+
+/// A compile runs some verifiers once for several passes; after a refusal it names the first pass that is wrong.
+#[test]
+fn the_first_wrong_pass_is_named() {
+    let case = case("dp2 m2");
+    for (fault, wrong) in [("differentiate.tanh.order", "differentiate"), ("bucket.result.offset", "bucket"), ("lower.sum.stored", "lower")] {
+        let found = models(GPT2.0, GPT2.1, &case).expect("a model");
+        let (compiled, reached) = watch(Some(fault), || compile(found.training, found.evaluation, &options(&case)));
+        assert!(reached.contains(fault), "{fault}");
+        let Err(CompileError::Broken(bug)) = compiled else { panic!("{fault} was not refused") };
+        assert_eq!(bug.pass, wrong, "{fault}: {bug}");
+    }
 }

@@ -11,7 +11,7 @@ use ir::options::Options;
 use ir::progress::Progress;
 use ir::random::mix;
 use passes::compile::{BugEvidence, Compile, holds};
-use passes::table::{OF_LOGICAL, PASSES};
+use passes::table::{MEANING, PASSES};
 use verify::Invariant;
 
 /// Dims of a case: `I` is at least as large as `J`, and `K` as large as `I`.
@@ -150,7 +150,7 @@ fn both_derivatives_of_each_op_agree() {
             let i = (j + below(4)).max(2);
             let module = differentiated(model(&case, [i, j]));
             let what = format!("{:?} with i = {i}, j = {j}", case.op);
-            match holds(OF_LOGICAL, &module) {
+            match holds(&MEANING, &module) {
                 Ok(warnings) => assert!(warnings.is_empty(), "{what}: {warnings:?}"),
                 Err(e) => panic!("{what}: {e}"),
             }
@@ -161,7 +161,7 @@ fn both_derivatives_of_each_op_agree() {
             let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
             let double = b.scale(grad, 2.0);
             graph.grads[0].1 = double;
-            match holds(OF_LOGICAL, &twice) {
+            match holds(&MEANING, &twice) {
                 Err(BugEvidence::Violation(v)) if v.invariant == Invariant::Gradient => spoilt += 1,
                 other => panic!("{what}: twice the gradient is {other:?}"),
             }

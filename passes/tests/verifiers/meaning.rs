@@ -16,7 +16,7 @@ use ir::options::{Options, Recompute};
 use ir::progress::Progress;
 use ir::random::{key, mix, stream, uniform};
 use passes::compile::{BugEvidence, Compile, holds};
-use passes::table::{OF_LOGICAL, PASSES};
+use passes::table::{MEANING, PASSES};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -264,7 +264,7 @@ fn a_change_of_any_result_is_refused() {
     let count: usize = std::env::var("MEANING_MUTANTS").map_or(120, |n| n.parse().expect("a number"));
     let (mut missed, mut refused, mut equal) = (vec![], 0, 0);
     for (name, module) in models() {
-        let Ok(warnings) = holds(OF_LOGICAL, &module) else { panic!("{name}: refused as it is") };
+        let Ok(warnings) = holds(&MEANING, &module) else { panic!("{name}: refused as it is") };
         assert!(warnings.is_empty(), "{name}: {warnings:?}");
         let graph = module.training.whole.graph().clone();
         let mut random = Random(key(&name));
@@ -278,7 +278,7 @@ fn a_change_of_any_result_is_refused() {
                 continue;
             }
             let differs = difference(&graph, &sharded.graph);
-            match (holds(OF_LOGICAL, &mutant), differs) {
+            match (holds(&MEANING, &mutant), differs) {
                 (Ok(_), Some(differs)) => missed.push(format!("{name}: {what}: {differs}")),
                 (Ok(_), None) => equal += 1,
                 (Err(BugEvidence::Violation(_)), _) => refused += 1,
