@@ -98,6 +98,7 @@ test-long-meshes: deps
 
 test-long-forged: deps
 	FORGED_FIRST=$(call part,10000) FORGED=$(call share,10000) $(long) passes --test forged -- --nocapture
+	IMPORTS=all $(long) convert --test cases -- no_value_of_a_field
 
 test-long-native: deps
 	cargo build --release --workspace --quiet
