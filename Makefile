@@ -105,6 +105,7 @@ test-long-native: deps
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 	NATIVE_FIRST=$(call part,1000) NATIVE_TRIPLES=$(call share,100) $(long) mcc --test end_to_end -- --nocapture triples::random_models
 	$(long) mcc --test end_to_end -- --ignored
+	CASES=all $(long) mcc --test end_to_end -- cases::
 	$(long) planner -- --ignored
 
 # Two hundred pairs of plans: what one saves the other loads and saves again.
