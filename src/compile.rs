@@ -1,7 +1,7 @@
 //! `mcc compile`.
 
 use crate::changed::changed;
-use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, VerifyKernels};
+use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, PrintArgs, VerifyKernels};
 use crate::failure::Failure;
 use crate::limits::LimitWatch;
 use crate::misuse::{self, misuse};
@@ -18,6 +18,7 @@ use codegen::{BatchError, Emit, Verify, WorkerCommand, Workers};
 use ir::diag::{Diagnostic, Sources};
 use ir::kernel::Kernel;
 use ir::model::Model;
+use ir::module::Module;
 use ir::options::Options;
 use ir::program::Job;
 use ir::progress::Progress;
@@ -125,22 +126,14 @@ fn inspected(
     let mut passes = models.passes(progress).or_else(|e| failed(e, shown, inspect))?;
     inspect.check(&passes.module().options)?;
     while let Some(next) = passes.next_pass() {
-        if is_named(&inspect.print_before, next) {
-            inspect.print(&format!("; before {}\n{}", next.name, print_module(passes.module())))?;
-        }
-        let before = is_named(&inspect.print_changed, next).then(|| print_module(passes.module()));
+        let before = inspect.print.before(next, passes.module(), &|text| inspect.show(text))?;
         let Some(pass) = passes.step().or_else(|e| failed(e, shown, inspect))? else { break };
         if inspect.damage_after.as_deref() == Some(pass.name) {
             passes.damage().or_else(|e| failed(e, shown, inspect))?;
         }
-        if let Some(before) = before {
-            inspect.print(&format!("; changed by {}\n{}", pass.name, changed(&before, &print_module(passes.module()))))?;
-        }
-        if is_named(&inspect.print_after, pass) {
-            inspect.print(&format!("; after {}\n{}", pass.name, print_module(passes.module())))?;
-        }
+        inspect.print.after(pass, before, passes.module(), &|text| inspect.show(text))?;
         if inspect.stop_after.as_deref() == Some(pass.name) {
-            if !inspect.is_printing() {
+            if !inspect.print.is_printing() {
                 out!("{}", print_module(passes.module()))?;
             }
             return Ok(None);
@@ -154,6 +147,35 @@ fn inspected(
     Ok(Some(TimedLevels { levels, elaborated, limited }))
 }
 
+/// Prints one text.
+pub type Show<'a> = &'a dyn Fn(&str) -> Result<(), Failure>;
+
+impl PrintArgs {
+    /// Shows what is asked for before a pass runs; returns the module's text if [`PrintArgs::after`] compares with it.
+    pub fn before(&self, pass: &Pass, module: &Module, show: Show<'_>) -> Result<Option<String>, Failure> {
+        if is_named(&self.print_before, pass) {
+            show(&format!("; before {}\n{}", pass.name, print_module(module)))?;
+        }
+        Ok(is_named(&self.print_changed, pass).then(|| print_module(module)))
+    }
+
+    /// Shows what is asked for after a pass has run.
+    pub fn after(&self, pass: &Pass, before: Option<String>, module: &Module, show: Show<'_>) -> Result<(), Failure> {
+        if let Some(before) = before {
+            show(&format!("; changed by {}\n{}", pass.name, changed(&before, &print_module(module))))?;
+        }
+        if is_named(&self.print_after, pass) {
+            show(&format!("; after {}\n{}", pass.name, print_module(module)))?;
+        }
+        Ok(())
+    }
+
+    /// The passes that are named.
+    pub fn named(&self) -> impl Iterator<Item = &String> {
+        [&self.print_before, &self.print_changed, &self.print_after].into_iter().flatten()
+    }
+}
+
 /// Whether a list of passes, or `all`, names this one.
 fn is_named(list: &[String], pass: &Pass) -> bool {
     list.iter().any(|name| name == pass.name || name == "all")
@@ -161,7 +183,7 @@ fn is_named(list: &[String], pass: &Pass) -> bool {
 
 impl InspectArgs {
     /// Prints a module, or a part of one.
-    fn print(&self, text: &str) -> Result<(), Failure> {
+    fn show(&self, text: &str) -> Result<(), Failure> {
         // Where an artifact is to be written, that is what the command is for.
         if self.stop_after.is_some() {
             out!("{text}")?
@@ -173,8 +195,7 @@ impl InspectArgs {
 
     /// Refuses passes that do not run with these options: nothing would be printed.
     fn check(&self, options: &Options) -> Result<(), Failure> {
-        let lists = [&self.print_before, &self.print_changed, &self.print_after];
-        let named = lists.into_iter().flatten().chain(&self.stop_after).chain(&self.damage_after);
+        let named = self.print.named().chain(&self.stop_after).chain(&self.damage_after);
         match named.filter_map(|name| find(name)).find(|p| !(p.wanted)(options)) {
             Some(pass) => Err(misuse!("`{}` does not run with these options: `mcc passes` lists what does when", pass.name).into()),
             None => Ok(()),
@@ -315,7 +336,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     );
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is kept for modules if any were asked for.
-    match args.inspect.is_printing() {
+    match args.inspect.print.is_printing() {
         false => print::report!("{table}{wrote}\n"),
         true => note!("{table}{wrote}"),
     }

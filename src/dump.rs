@@ -31,6 +31,16 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     {
         return Err(misuse!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
     }
+    if let Some(k) = args.kernel {
+        if args.costs || !matches!(args.level, Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm | Level::Ptx) {
+            return Err(misuse!("--kernel goes with --level kernel, mlir, llvm, asm or ptx, without --costs").into());
+        }
+        if k >= job.kernels.len() {
+            return Err(
+                misuse!("there is no kernel {k}: the artifact has {} (0 to {})", job.kernels.len(), job.kernels.len().saturating_sub(1)).into()
+            );
+        }
+    }
     if args.svg {
         if args.level != Level::Schedule || args.costs {
             return Err(misuse!("--svg goes with --level schedule").into());
@@ -62,6 +72,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 Level::Mlir => of_level(&artifact, "", ".mlir").into_iter().filter(|n| !n.starts_with("k_")).collect(),
                 _ => vec![],
             };
+            let of_schedule = if args.kernel.is_some() { vec![] } else { of_schedule };
             for name in &of_schedule {
                 out!("{}", saved(&artifact, name)?)?;
             }
@@ -73,6 +84,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 .filter(|(k, _)| args.class.is_none_or(|c| c == *k))
                 .flat_map(|(_, p)| p.bodies.iter().flat_map(|b| &b.commands))
                 .filter_map(|c| if let Action::Launch { kernel, .. } = &c.action { Some(kernel.index()) } else { None })
+                .filter(|k| args.kernel.is_none_or(|kernel| kernel == *k))
                 .collect::<BTreeSet<usize>>()
                 .into_iter()
                 .collect();
@@ -86,13 +98,17 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                     misuse!("no kernel that is asked for is made by way of `{}`: --level {other} shows what they are", args.level.name()).into()
                 );
             }
+            // As programs name them: `launch kernel 1`.
+            let names: Vec<(usize, String)> = used.iter().map(|k| (*k, job.kernels[*k].name())).collect();
             for (name, text) in texts {
                 let comment = match args.level {
                     Level::Asm => "#",
                     Level::Llvm => ";",
                     _ => "//",
                 };
-                out!("{comment} {name}\n{text}")?;
+                let number = names.iter().find(|(_, own)| name.split('.').next() == Some(own));
+                let number = number.map_or(String::new(), |(k, _)| format!("kernel {k}: "));
+                out!("{comment} {number}{name}\n{text}")?;
             }
         }
     }

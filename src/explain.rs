@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::files::{self, ExpectedInput};
 use crate::limits::LimitWatch;
 use crate::misuse::misuse;
-use crate::print::out;
+use crate::print::{out, runs};
 use crate::simulate;
 use crate::text::{DiagnosticFormat, STDIN};
 use ::simulate::Options;
@@ -22,6 +22,7 @@ use passes::report::footprint::size;
 use passes::report::reshards::changes;
 use runtime::artifact::AcceptedArtifacts;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -258,33 +259,80 @@ fn communication_text(c: &Communication) -> String {
     out
 }
 
+/// Exchanges that a reader takes for one: alike but for the stages and virtual stages that issue them.
+struct Alike<'a> {
+    first: &'a ExplainedExchange,
+    body: &'a str,
+    /// Of a rank of each stage in a step: calls, and bytes sent.
+    stages: BTreeMap<u64, (u64, u64)>,
+}
+
+/// In the order in which each appears first. Virtual stages number their bodies: `forward`, `forward1`.
+fn alike(exchanges: &[ExplainedExchange]) -> Vec<Alike<'_>> {
+    fn pass(body: &str) -> &str {
+        body.trim_end_matches(|c: char| c.is_ascii_digit())
+    }
+    let mut found: Vec<Alike> = vec![];
+    for one in exchanges {
+        let of = |e: &ExplainedExchange| {
+            let x = &e.exchange;
+            let what = (x.kind, x.axis.clone(), pass(&x.body).to_string(), x.place.clone());
+            (what, x.recomputed, x.optional, x.bytes, e.reason.clone(), e.without.clone())
+        };
+        let at = found.iter().position(|a| of(a.first) == of(one)).unwrap_or_else(|| {
+            found.push(Alike { first: one, body: pass(&one.exchange.body), stages: BTreeMap::new() });
+            found.len() - 1
+        });
+        for stage in &one.exchange.stages {
+            let (calls, sent) = found[at].stages.entry(*stage).or_default();
+            *calls += one.exchange.calls_per_step;
+            *sent += one.exchange.sent_per_step;
+        }
+    }
+    found
+}
+
+/// `128`, or `128 to 256` where stages differ.
+fn range<T: Ord + Copy>(of: impl Iterator<Item = T> + Clone, text: impl Fn(T) -> String) -> String {
+    let (least, most) = (of.clone().min(), of.max());
+    match (least, most) {
+        (Some(least), Some(most)) if least < most => format!("{} to {}", text(least), text(most)),
+        (least, _) => least.map_or(String::new(), text),
+    }
+}
+
+/// Columns in which a reason and what would do without it share a line.
+const REASON_COLUMNS: usize = 118;
+
 fn exchanges_text(exchanges: &[ExplainedExchange]) -> String {
     let mut out = String::new();
-    for ExplainedExchange { exchange: e, reason, without } in exchanges {
+    for Alike { first, body, stages: of_stages } in alike(exchanges) {
+        let ExplainedExchange { exchange: e, reason, without } = first;
         let _ = writeln!(
             out,
-            "{} over {}, {} {}of {} on {}",
+            "{} over {}, {body} {}of {} on {}",
             e.kind,
             e.axis,
-            e.body,
             if e.recomputed { "(recomputed) " } else { "" },
             if e.place.is_empty() { "the step" } else { &e.place },
-            stages(&e.stages)
+            stages(&of_stages.keys().copied().collect::<Vec<_>>())
         );
         let each = if e.kind == "send" { "from and to ranks" } else { "for example ranks" };
         let _ = writeln!(
             out,
             "  {} a call, {} calls and {} sent by a rank in a step{}; {each} {}",
             size(e.bytes),
-            e.calls_per_step,
-            size(e.sent_per_step),
+            range(of_stages.values().map(|v| v.0), |n| n.to_string()),
+            range(of_stages.values().map(|v| v.1), size),
             if e.optional { FURTHER } else { "" },
             if e.kind == "send" { listed(&e.members) } else { runs(&e.members) }
         );
-        let _ = writeln!(out, "  because {reason}");
-        if let Some(without) = without {
-            let _ = writeln!(out, "  not needed {without}");
-        }
+        let because = format!("  because {reason}");
+        let _ = match without {
+            None => writeln!(out, "{because}"),
+            Some(w) if because.len() + w.len() + 13 <= REASON_COLUMNS => writeln!(out, "{because}; not needed {w}"),
+            Some(w) => writeln!(out, "{because}\n  not needed {w}"),
+        };
     }
     out
 }
@@ -292,24 +340,6 @@ fn exchanges_text(exchanges: &[ExplainedExchange]) -> String {
 /// `stage 0`, `stages 0 to 2 and 7`.
 fn listed(list: &[u64]) -> String {
     list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Ascending numbers, runs of them in short: `0 to 3, 6`, and `0 to 56 by 8` of four or more.
-fn runs(list: &[u64]) -> String {
-    let (mut named, mut rest) = (vec![], list);
-    while let [first, behind @ ..] = rest {
-        let step = behind.first().and_then(|second| second.checked_sub(*first)).unwrap_or(0);
-        let more = (1..).zip(behind).take_while(|(k, n)| **n == first + k * step).count();
-        let counts = step == 1 || step > 1 && more >= 3;
-        let more = if counts { more } else { 0 };
-        named.push(match (more, step) {
-            (0, _) => first.to_string(),
-            (_, 1) => format!("{first} to {}", behind[more - 1]),
-            (_, step) => format!("{first} to {} by {step}", behind[more - 1]),
-        });
-        rest = &behind[more..];
-    }
-    named.join(", ")
 }
 
 fn stages(list: &[u64]) -> String {
@@ -336,23 +366,4 @@ fn line_text(ExplainedLine { line: l, exchanges, time }: &ExplainedLine) -> Stri
     }
     out.extend(time.iter().map(|t| time_text("time", t)));
     out + &exchanges_text(exchanges)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::runs;
-
-    #[test]
-    fn numbers_that_follow_each_other_are_runs() {
-        for (list, text) in [
-            (&[][..], ""),
-            (&[5], "5"),
-            (&[0, 1, 2, 6], "0 to 2, 6"),
-            (&[0, 8, 16], "0, 8, 16"),
-            (&[0, 8, 16, 24, 25, 26], "0 to 24 by 8, 25 to 26"),
-            (&[3, 3, 1], "3, 3, 1"),
-        ] {
-            assert_eq!(runs(list), text);
-        }
-    }
 }

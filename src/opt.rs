@@ -1,6 +1,6 @@
 //! `mcc passes`, `mcc opt` and `mcc reduce`: passes by themselves, on texts of modules.
 
-use crate::cli::{OptArgs, ReduceArgs};
+use crate::cli::{OptArgs, OptWorkArgs, PrintArgs, ReduceArgs};
 use crate::failure::Failure;
 use crate::misuse::misuse;
 use crate::print::{note, out};
@@ -62,12 +62,12 @@ impl ModuleFailure {
 
 impl OptWork {
     /// What is asked for, or else what the module's text says.
-    fn new(args: &OptArgs, text: &str) -> Result<OptWork, Failure> {
-        let of = |a: &OptArgs| OptWork { passes: a.passes.iter().filter_map(|name| find(name)).collect(), damaged: a.damage_after.clone() };
+    fn new(args: &OptWorkArgs, text: &str) -> Result<OptWork, Failure> {
+        let of = |a: &OptWorkArgs| OptWork { passes: a.passes.iter().filter_map(|name| find(name)).collect(), damaged: a.damage_after.clone() };
         if args.verify || !args.passes.is_empty() {
             return Ok(of(args));
         }
-        let recorded = OptArgs::recorded(text).filter(|a| a.verify || !a.passes.is_empty());
+        let recorded = OptWorkArgs::recorded(text).filter(|a| a.verify || !a.passes.is_empty());
         let none = || misuse!("what is to run? `--passes PASS,..`, or `--verify`; the module has no line `; RUN: mcc opt ..` that says so");
         Ok(of(&recorded.ok_or_else(none)?))
     }
@@ -109,15 +109,27 @@ impl OptWork {
     /// Runs the passes, and all verifiers of a level after each. What is given has to hold up to the verifiers of its
     /// level.
     fn run(&self, m: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<(), CompileError> {
-        for pass in &self.passes {
-            run_pass(m, pass, warnings, &Progress::default())?;
-            warnings.extend(verify_rest(m, pass)?);
-            if self.damaged.as_deref() == Some(pass.name) {
-                damage(m);
-                verify(m, pass)?;
-            }
+        self.passes.iter().try_for_each(|pass| self.step(pass, m, warnings))
+    }
+
+    /// Runs one of the passes.
+    fn step(&self, pass: &'static Pass, m: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<(), CompileError> {
+        run_pass(m, pass, warnings, &Progress::default())?;
+        warnings.extend(verify_rest(m, pass)?);
+        if self.damaged.as_deref() == Some(pass.name) {
+            damage(m);
+            verify(m, pass)?;
         }
         Ok(())
+    }
+
+    /// Refuses to print around passes that do not run.
+    fn prints(&self, print: &PrintArgs) -> Result<(), Failure> {
+        match print.named().find(|name| *name != "all" && self.passes.iter().all(|p| p.name != **name)) {
+            Some(name) => Err(misuse!("`{name}` is none of the passes that run").into()),
+            None if self.passes.is_empty() && print.is_printing() => Err(misuse!("no pass runs that anything could be printed of").into()),
+            None => Ok(()),
+        }
     }
 
     /// How it fails, if it does: of what holds up to the verifiers, where there are passes.
@@ -154,8 +166,9 @@ fn kind(text: &str) -> String {
 /// A text that is no module, or one that a verifier refuses; passes that are not for its level; what passes say is
 /// wrong.
 pub fn run(args: &OptArgs) -> Result<(), Failure> {
-    let (name, text) = text(&args.module)?;
-    let work = OptWork::new(args, &text)?;
+    let (name, text) = text(&args.work.module)?;
+    let work = OptWork::new(&args.work, &text)?;
+    work.prints(&args.print)?;
     let (mut module, sources) = read(name, text)?;
     let verify_alone = work.passes.is_empty();
     let mut refused = false;
@@ -168,7 +181,7 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
                 }
             }
             Err(complaint) => {
-                note!("error: {}: verifier `{}`: {complaint}", args.module.display(), verifier.name);
+                note!("error: {}: verifier `{}`: {complaint}", args.work.module.display(), verifier.name);
                 if let Some(invariant) = complaint.invariant() {
                     note!("  = {invariant}: {}", invariant.holds());
                 }
@@ -183,17 +196,25 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
         return Ok(());
     }
     work.fits(&module)?;
-    let mut warnings = vec![];
-    let ran = work.run(&mut module, &mut warnings);
-    DiagnosticFormat::Text.show(&warnings, &sources)?;
-    match ran {
-        Ok(()) => Ok(out!("{}", print_module(&module))?),
-        Err(CompileError::User(errors)) => {
-            DiagnosticFormat::Text.show(&errors, &sources)?;
-            Err(Failure::Reported)
+    let show = |text: &str| Ok(out!("{text}")?);
+    for pass in &work.passes {
+        let before = args.print.before(pass, &module, &show)?;
+        let mut warnings = vec![];
+        let ran = work.step(pass, &mut module, &mut warnings);
+        DiagnosticFormat::Text.show(&warnings, &sources)?;
+        match ran {
+            Ok(()) => args.print.after(pass, before, &module, &show)?,
+            Err(CompileError::User(errors)) => {
+                DiagnosticFormat::Text.show(&errors, &sources)?;
+                return Err(Failure::Reported);
+            }
+            Err(e @ CompileError::Broken(_)) => return Err(e.into()),
         }
-        Err(e @ CompileError::Broken(_)) => Err(e.into()),
     }
+    if !args.print.is_printing() {
+        out!("{}", print_module(&module))?;
+    }
+    Ok(())
 }
 
 /// `mcc reduce`.
@@ -201,24 +222,31 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
 /// # Errors
 /// A module that does not fail.
 pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
-    let (name, text) = text(&args.opt.module)?;
-    let work = OptWork::new(&args.opt, &text)?;
+    let (name, text) = text(&args.work.module)?;
+    let work = OptWork::new(&args.work, &text)?;
     let (module, _) = read(name, text)?;
     // Without this, each try that panics would print a message.
     std::panic::set_hook(Box::new(|_| {}));
     let Some(failed) = work.fails(&module) else {
-        return Err(anyhow!("{} does not fail so: there is nothing to keep", args.opt.module.display()).into());
+        return Err(anyhow!("{} does not fail so: there is nothing to keep", args.work.module.display()).into());
     };
     note!("`{}`: {}", failed.at, failed.says);
+    if work.passes.is_empty() && failed.at == "meaning" {
+        // With passes this cannot be: what they are given has to agree with the text.
+        note!(
+            "warning: what is left out makes the module differ from its text too, so the smaller one may have another mistake of this kind; \
+             `--passes` from the module before the pass that is wrong keeps the mistake"
+        );
+    }
     let size = |m: &Module| print_module(m).lines().count();
     // Passes are left out first, as each try of a module runs all of them.
     let work = work.fewer(&module, &failed);
     let small = shrink(module.clone(), &mut |m| work.fails_like(m, &failed), &mut |m| note!("{} lines", size(m)));
     let work = work.fewer(&small, &failed);
     let says = work.fails(&small).map_or(failed.says, |f| f.says);
-    let path = args.output.clone().unwrap_or_else(|| match args.opt.module.as_os_str() == STDIN {
+    let path = args.output.clone().unwrap_or_else(|| match args.work.module.as_os_str() == STDIN {
         true => PathBuf::from("reduced.mir"),
-        false => args.opt.module.with_extension("reduced.mir"),
+        false => args.work.module.with_extension("reduced.mir"),
     });
     fs::write(&path, reproducer::text(&format!("`{}`: {says}", failed.at), &small, &work.flags()))
         .with_context(|| format!("cannot write {}", path.display()))?;

@@ -47,7 +47,7 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
         drop(watch);
         return curve::show(&searching, &curves?);
     }
-    let effort = Effort { plans: args.whole as usize, top: args.top as usize, ..Effort::default() };
+    let effort = Effort { plans: args.whole as usize, top: args.top as usize, until: args.until(), ..Effort::default() };
     let batch = searching.base.options.global_batch;
     searching.search(args.gpus.most(), batch, effort, |search, found| {
         searching.done();

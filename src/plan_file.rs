@@ -11,12 +11,13 @@ use std::fs;
 use std::path::Path;
 
 /// Flags of `mcc plan` that do not say what is compiled.
-pub const OWN: [&str; 15] = [
+pub const OWN: [&str; 16] = [
     "--gpus",
     "--scaling",
     "--machine",
     "--top",
     "--whole",
+    "--search-seconds",
     "--threads-per-rank",
     "--output",
     "--html",

@@ -81,3 +81,40 @@ pub fn print_report(text: Arguments) {
 pub fn print_error(text: Arguments) {
     let _ = writeln!(io::stderr(), "{text}");
 }
+
+/// Ascending numbers, runs of them in short: `0 to 3, 6`, and `0 to 56 by 8` of four or more.
+pub fn runs(list: &[u64]) -> String {
+    let (mut named, mut rest) = (vec![], list);
+    while let [first, behind @ ..] = rest {
+        let step = behind.first().and_then(|second| second.checked_sub(*first)).unwrap_or(0);
+        let more = (1..).zip(behind).take_while(|(k, n)| **n == first + k * step).count();
+        let counts = step == 1 || step > 1 && more >= 3;
+        let more = if counts { more } else { 0 };
+        named.push(match (more, step) {
+            (0, _) => first.to_string(),
+            (_, 1) => format!("{first} to {}", behind[more - 1]),
+            (_, step) => format!("{first} to {} by {step}", behind[more - 1]),
+        });
+        rest = &behind[more..];
+    }
+    named.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn numbers_that_follow_each_other_are_runs() {
+        for (list, text) in [
+            (&[][..], ""),
+            (&[5], "5"),
+            (&[0, 1, 2, 6], "0 to 2, 6"),
+            (&[0, 8, 16], "0, 8, 16"),
+            (&[0, 8, 16, 24, 25, 26], "0 to 24 by 8, 25 to 26"),
+            (&[3, 3, 1], "3, 3, 1"),
+        ] {
+            assert_eq!(runs(list), text);
+        }
+    }
+}

@@ -1,11 +1,12 @@
 //! The table that `mcc compile` ends with.
 
 use crate::cli::SCHEDULES;
+use crate::print::runs;
 use ir::diag::{Sources, Span};
 use ir::kernel::Family;
 use ir::mesh::{Axis, Mesh};
-use ir::options::Options;
-use ir::program::{Job, ProgramPhase};
+use ir::options::{Options, Recompute};
+use ir::program::{Action, Job, ProgramPhase};
 use mcc::{KernelChecks, NotChecked};
 use passes::report::explain::{exchanges, totals};
 use passes::report::footprint::{Footprint, Footprints, MemoryCategory, instant, owners, size};
@@ -56,14 +57,16 @@ pub fn table(
     for ((axis, kind), (calls, bytes)) in totals(&exchanges(job), false) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
+    out += &recomputed(job, options.recompute, checked.1);
     if job.stages.len() > 1 {
+        out += &listed("stages", &ranks_of_stages(mesh), ", ");
         let name = SCHEDULES.iter().find(|(_, s)| *s == options.schedule).map_or("of a file", |(name, _)| name);
-        let _ = writeln!(out, "pipeline   schedule {name}: {}", timeline(job, UNIT));
+        out += &listed("pipeline", &format!("schedule {name}: {}", timeline(job, UNIT)), "; ");
     }
     let (most, least) = (memory.most(), memory.least());
-    let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));
+    out += &listed("memory", &footprint(job, most, "most"), " + ");
     if least.1 != most.1 {
-        let _ = writeln!(out, "           {}", footprint(job, least, "least"));
+        out += &listed("", &footprint(job, least, "least"), " + ");
     }
     out += &peak(job, most.0, checked.1);
     let ((stage, host), (disk_stage, disk)) = (memory.most_by(Footprint::on_host), memory.most_by(Footprint::on_disk));
@@ -72,14 +75,14 @@ pub fn table(
         if all > 0 {
             let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} (most)") } else { "a rank".into() };
             let parts: Vec<String> = bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
-            let _ = writeln!(out, "{name:<10} {whose}: {} = {}", size(all), parts.join(" + "));
+            out += &listed(name, &format!("{whose}: {} = {}", size(all), parts.join(" + ")), " + ");
         }
     }
     if let Some(m) = matrices {
         let _ = writeln!(out, "muon       {}", muon(job, &m));
     }
-    out += &listed("seconds", &seconds(times));
-    out += &listed("verifying", &seconds(verified));
+    out += &listed("seconds", &seconds(times), ", ");
+    out += &listed("verifying", &seconds(verified), ", ");
     let _ = writeln!(out, "code       {}", code(checked));
     out
 }
@@ -87,23 +90,71 @@ pub fn table(
 /// Columns of a list in the table.
 const LIST_WIDTH: usize = 118;
 
-/// A line of the table with a list behind its name, broken at commas where it is too wide.
-fn listed(name: &str, list: &str) -> String {
+/// A line of the table with a list behind its name, broken after separators where it is too wide.
+fn listed(name: &str, list: &str, separator: &str) -> String {
     let mut out = format!("{name:<10}");
     let mut width = out.len();
-    for (k, item) in list.split(", ").enumerate() {
-        let comma = if k == 0 { " " } else { ", " };
-        if width + comma.len() + item.len() >= LIST_WIDTH {
-            out += if k == 0 { "\n          " } else { ",\n          " };
+    let items: Vec<&str> = list.split(separator).collect();
+    for (k, item) in items.iter().enumerate() {
+        let item = if k + 1 < items.len() { format!("{item}{}", separator.trim_end()) } else { item.to_string() };
+        if k > 0 && width + 1 + item.len() > LIST_WIDTH {
+            out += "\n          ";
             width = 10;
-            out += &format!(" {item}");
-            width += 1 + item.len();
-        } else {
-            out += &format!("{comma}{item}");
-            width += comma.len() + item.len();
         }
+        out += &format!(" {item}");
+        width += 1 + item.len();
     }
     out + "\n"
+}
+
+/// `ranks 0 to 3 are stage 0, 4 to 7 stage 1`; of many stages, the first two and the last.
+fn ranks_of_stages(mesh: &Mesh) -> String {
+    let count = mesh.size(Axis::Pp);
+    let ranks = |stage: u64| runs(&(0..mesh.world()).filter(|r| mesh.stage(*r) == stage).collect::<Vec<_>>());
+    let named: Vec<u64> = if count > 4 { vec![0, 1, count - 1] } else { (0..count).collect() };
+    let mut parts: Vec<String> = named.iter().map(|s| format!("{} stage {s}", ranks(*s))).collect();
+    let (noun, verb) = if mesh.world() == count { ("rank", "is") } else { ("ranks", "are") };
+    parts[0] = format!("{noun} {} {verb} stage 0", ranks(0));
+    if count > 4 {
+        parts.insert(2, "..".into());
+    }
+    parts.join(", ")
+}
+
+/// Lines of the model text that are named of those computed again.
+const AGAIN: usize = 12;
+
+/// What backward passes compute again: how it was asked for, and the lines of the text.
+fn recomputed(job: &Job, asked: Recompute, sources: &Sources) -> String {
+    let commands = job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
+    let kernels = commands.filter(|c| matches!(c.action, Action::Launch { .. }) && c.origin.recomputed);
+    let lines: BTreeSet<(u16, u32)> = kernels.filter_map(|c| c.origin.span).map(|s| (s.file, s.line)).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let asked = match asked {
+        Recompute::None => "what is cheap".into(),
+        Recompute::Selective => "selective".into(),
+        Recompute::Uniform(n) => format!("full, in units of {n} layer{}", plural(n)),
+        Recompute::Block(n) => format!("full, the first {n} layer{} of a stage", plural(n)),
+    };
+    let mut file = None;
+    let mut named: Vec<String> = vec![];
+    for (of, line) in lines.iter().take(AGAIN) {
+        // A file is named once, before the first of its lines.
+        named.push(match file.replace(*of) == Some(*of) {
+            true => line.to_string(),
+            false => format!("{}:{line}", sources.files.get(usize::from(*of)).map_or("?", |f| &f.name)),
+        });
+    }
+    if lines.len() > AGAIN {
+        named.push(format!("{} more", lines.len() - AGAIN));
+    }
+    listed("recompute", &format!("{asked}: {}", named.join(", ")), ", ")
+}
+
+fn plural(n: u32) -> &'static str {
+    if n == 1 { "" } else { "s" }
 }
 
 /// What each rank iterates of matrices, and keeps of them.

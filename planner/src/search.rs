@@ -19,7 +19,8 @@ use simulate::goodput::Checkpoint;
 use simulate::machine::Machine;
 use simulate::step::{Step, predict};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// A model to train and to evaluate, and the options as a compile wants them.
 pub type Models = (Model, Model, Options);
@@ -86,11 +87,13 @@ pub struct Effort {
     pub commands: u64,
     /// Plans that are wanted, in the form in which they run ([`short`](crate::space::ModelFacts::short)).
     pub top: usize,
+    /// When the search begins nothing more, once it has a plan; `None`: it is not timed, and finds the same each time.
+    pub until: Option<Instant>,
 }
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { meshes: 16, plans: 16, slack: 0.1, changes: 2, commands: 20_000_000, top: 5 }
+        Effort { meshes: 16, plans: 16, slack: 0.1, changes: 2, commands: 20_000_000, top: 5, until: None }
     }
 }
 
@@ -120,8 +123,11 @@ pub struct SearchResult {
     pub smallest: Option<Planned>,
     /// Plans of the space, before any is left out.
     pub considered: usize,
-    /// Of them, those of meshes that looked worse than others, of which no more was asked.
+    /// Of them, those of meshes that looked worse than others, of which no more was asked, or that time was too
+    /// short for.
     pub unsampled: usize,
+    /// Whether time was too short for something ([`Effort::until`]).
+    pub stopped: bool,
     /// Those that the model forbids, as far as a compile, of them or of their samples, has said so.
     pub refused: usize,
     /// Those that are expected to need more memory than there is.
@@ -212,6 +218,7 @@ impl Search<'_> {
                 smallest: [found.smallest, more.smallest.clone()].into_iter().flatten().min_by_key(|p| p.bytes),
                 considered: found.considered + more.considered,
                 unsampled: found.unsampled + more.unsampled,
+                stopped: found.stopped || more.stopped,
                 refused: found.refused + more.refused,
                 too_large: found.too_large + more.too_large,
                 samples: found.samples + more.samples,
@@ -252,8 +259,10 @@ impl Search<'_> {
         let Some(mut samples) = Samples::new(self, &plans) else { return found };
         let meshes = self.meshes(&plans, &mut samples);
         plans.retain(|p| meshes.contains(&mesh(p)));
-        found.unsampled = found.considered - plans.len();
         samples.make(&plans);
+        plans.retain(|p| samples.made.contains_key(&key(p)));
+        found.unsampled = found.considered - plans.len();
+        found.stopped = samples.stopped;
         found.samples = samples.made.len();
         let asked = plans.len();
         let all = self.candidates(plans, &samples);
@@ -269,7 +278,8 @@ impl Search<'_> {
     fn settle(&self, found: &mut SearchResult) {
         let (mut settled, mut rest) = (vec![], std::mem::take(&mut found.plans));
         // As they run, the plans may rank differently, so several are compiled.
-        let wanted = self.effort.top.max(BEST);
+        let wanted = if self.is_over() { 1 } else { self.effort.top.max(BEST) };
+        found.stopped |= wanted < rest.len().min(self.effort.top);
         while settled.len() < wanted && !rest.is_empty() {
             let next: Vec<Planned> = rest.drain(..rest.len().min(wanted - settled.len())).collect();
             let (mut short, own): (Vec<_>, Vec<_>) = next.into_iter().partition(|p| self.space.model.short(&p.options).is_some());
@@ -284,6 +294,10 @@ impl Search<'_> {
         }
         settled.sort_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds));
         found.plans = settled;
+    }
+
+    fn is_over(&self) -> bool {
+        self.effort.until.is_some_and(|until| Instant::now() >= until)
     }
 
     fn is_too_large(&self, candidate: &Candidate) -> bool {
@@ -360,6 +374,10 @@ impl Search<'_> {
             let left = self.left(found).min(self.effort.plans.saturating_sub(found.compiled)).min(WAVE);
             let new: Vec<&Candidate> = open.into_iter().map(|(_, c)| c).filter(|c| is_new(c)).take(left).collect();
             if new.is_empty() || wave > MOST_WAVES {
+                break;
+            }
+            if wave > 0 && self.is_over() {
+                found.stopped = true;
                 break;
             }
             rest.retain(|c| !new.iter().any(|n| std::ptr::eq(*n, *c)));
@@ -442,6 +460,10 @@ impl Search<'_> {
             if new.is_empty() {
                 return;
             }
+            if self.is_over() {
+                found.stopped = true;
+                return;
+            }
             changed.extend(best);
             self.take(new, SearchPhase::Changes, found);
         }
@@ -501,6 +523,8 @@ struct Samples<'a> {
     experts: Vec<String>,
     /// The samples by key. `None` where a plan is refused.
     made: BTreeMap<Key, Option<Sample>>,
+    /// Whether time was too short for some.
+    stopped: bool,
 }
 
 impl<'a> Samples<'a> {
@@ -513,10 +537,11 @@ impl<'a> Samples<'a> {
         let (whole, options) = plans.iter().find_map(first)?;
         let with = |n: u32| (search.models)(&options, Some(n)).map(|m| m.0);
         let experts = whole.plan.get("ep").map_or(vec![], |e| e.tiers.concat());
-        Some(Samples { search, layers: Layers::of(&whole, &with), experts, made: BTreeMap::new() })
+        Some(Samples { search, layers: Layers::of(&whole, &with), experts, made: BTreeMap::new(), stopped: false })
     }
 
-    /// Makes the samples of plans that do not exist yet.
+    /// Makes the samples of plans that do not exist yet. When the time is over, those that were not begun are left
+    /// out, unless none is usable.
     fn make<'p>(&mut self, plans: impl IntoIterator<Item = &'p Options>) {
         let mut new: BTreeMap<Key, Options> = BTreeMap::new();
         for plan in plans {
@@ -526,11 +551,17 @@ impl<'a> Samples<'a> {
             }
         }
         let (done, most) = (AtomicUsize::new(0), new.len());
+        let is_usable = AtomicBool::new(self.made.values().any(Option::is_some));
         let made = side_by_side(new.into_iter().collect(), &|(key, options): (Key, Options)| {
+            if self.search.is_over() && is_usable.load(Ordering::Relaxed) {
+                return None;
+            }
             let sample = self.sample(&options);
+            is_usable.fetch_or(sample.is_some(), Ordering::Relaxed);
             (self.search.progress)(SearchPhase::Samples, 1 + done.fetch_add(1, Ordering::Relaxed), most);
             Some((key, sample))
         });
+        self.stopped |= made.len() < most;
         self.made.extend(made);
     }
 

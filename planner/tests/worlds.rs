@@ -12,6 +12,7 @@ use planner::sample::Sample;
 use planner::search::{Effort, Models, SampleCache, Search};
 use planner::space::{Choice, ModelFacts, Space};
 use simulate::machine::Machine;
+use std::time::Instant;
 
 /// A model text with settings, for a machine.
 struct World {
@@ -166,6 +167,11 @@ fn searched(world: &World) {
     println!("{name}: {} plans, the best {best} s; found {} s, {} compiled, bound {tightest:.2}", all.len(), first.step.seconds, found.compiled);
     assert!(first.bytes <= world.budget && first.step.seconds <= best * (1.0 + 1e-9), "{name}: {best} s is best, not {:?}", first.options);
     assert!(all.len() > 20, "{name}: {} plans are hardly a choice", all.len());
+    let hurried = Search { effort: Effort { until: Some(Instant::now()), ..search.effort }, ..search }.run();
+    assert!(hurried.stopped && hurried.compiled < found.compiled, "{name}: {} plans compiled without any time", hurried.compiled);
+    // One round of compiles is always tried; where memory is short, none of these may fit.
+    assert!(world.budget < u64::MAX || !hurried.plans.is_empty(), "{name}: no plan without any time");
+    assert!(!found.stopped, "{name}: stopped without a limit");
 }
 
 /// The bounds rely on this.

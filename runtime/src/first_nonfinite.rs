@@ -7,7 +7,7 @@ use crate::device::{Device, Location};
 use crate::strides::{offsets, reach};
 use ir::dim::{Base, Dim};
 use ir::eval;
-use ir::graph::Type;
+use ir::graph::{Origin, Type};
 use ir::kernel::Kernel;
 use ir::op::{DType, Op, Scalar};
 use std::collections::BTreeSet;
@@ -45,12 +45,13 @@ impl<'a> WatchedLaunch<'a> {
         Some(WatchedLaunch { kernel, places, evidence })
     }
 
-    /// Looks at the outputs after the launch: none if all are finite, else the op, as far as it is known.
-    pub fn after(self, device: &dyn Device) -> Option<Option<String>> {
+    /// Looks at the outputs after the launch: none if all are finite, else the op, as far as it is known. `place` says
+    /// where in the model's text an op of the kernel stands, if the launch is that of the text.
+    pub fn after(self, device: &dyn Device, place: &dyn Fn(&Origin) -> Option<String>) -> Option<Option<String>> {
         if outputs(self.kernel, self.places).all(|operand| is_finite(device, self.kernel, operand)) {
             return None;
         }
-        Some(self.evidence.and_then(|(inputs, scalars)| first_op(self.kernel, inputs, &scalars)))
+        Some(self.evidence.and_then(|(inputs, scalars)| first_op(self.kernel, inputs, &scalars, place)))
     }
 }
 
@@ -145,7 +146,7 @@ impl eval::Env for Env<'_> {
 }
 
 /// The first op of a body with a result that is not finite, or beyond its dtype, from operands that are.
-fn first_op(kernel: &Kernel, inputs: Vec<Vec<f64>>, scalars: &[f64]) -> Option<String> {
+fn first_op(kernel: &Kernel, inputs: Vec<Vec<f64>>, scalars: &[f64], place: &dyn Fn(&Origin) -> Option<String>) -> Option<String> {
     let body = &kernel.body;
     let values = eval::run(body, &mut Env { kernel, inputs, scalars });
     let fits = |v: ir::graph::Value| {
@@ -157,10 +158,10 @@ fn first_op(kernel: &Kernel, inputs: Vec<Vec<f64>>, scalars: &[f64]) -> Option<S
         values[v.index()].iter().all(|x| x.abs() <= most)
     };
     let v = body.values().find(|v| !body[*v].op.is_source() && !fits(*v) && body[*v].args.iter().all(|a| fits(*a)))?;
-    // The command says where in the model the op stands, as layers share kernels.
     let operands: Vec<String> = body[v].args.iter().filter(|a| body[**a].ty.dtype.is_float()).map(|a| range(&values[a.index()])).collect();
     let of = if operands.is_empty() { String::new() } else { format!(" of {}", operands.join(" and ")) };
-    Some(format!("op {}{of}", body[v].op.name()))
+    let place = place(&body[v].origin).map_or(String::new(), |place| format!(" at {place}"));
+    Some(format!("op {}{place}{of}", body[v].op.name()))
 }
 
 /// `numbers from -3.1 to 88.9`, of finite numbers.
@@ -181,7 +182,9 @@ mod tests {
         // This is the loss: y - t is finite, and its square is beyond f32.
         let y = vec![1e30; fixture::BATCH as usize];
         let t = vec![0.0; fixture::BATCH as usize];
-        assert_eq!(first_op(&job.kernels[1], vec![y, t.clone()], &[]), Some("op mul of 1.0000e30 and 1.0000e30".into()));
-        assert_eq!(first_op(&job.kernels[1], vec![t.clone(), t], &[]), None);
+        let named = |place: &dyn Fn(&Origin) -> Option<String>| first_op(&job.kernels[1], vec![y.clone(), t.clone()], &[], place);
+        assert_eq!(named(&|_| None), Some("op mul of 1.0000e30 and 1.0000e30".into()));
+        assert_eq!(named(&|_| Some("m.mdl:3:1".into())), Some("op mul at m.mdl:3:1 of 1.0000e30 and 1.0000e30".into()));
+        assert_eq!(first_op(&job.kernels[1], vec![t.clone(), t.clone()], &[], &|_| None), None);
     }
 }

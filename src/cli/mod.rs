@@ -20,7 +20,7 @@ pub use compile::{CompileArgs, Level, OutputArgs, VerifyKernels};
 pub use data::{Data, DataInspectArgs, TokenizeArgs, TrainTokenizerArgs};
 pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
-pub use passes::{InspectArgs, OptArgs, ReduceArgs};
+pub use passes::{InspectArgs, OptArgs, OptWorkArgs, PrintArgs, ReduceArgs};
 pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use planner::{PlannerArgs, Scaling};
 pub use report::ReportArgs;
@@ -208,6 +208,9 @@ pub struct DumpArgs {
     /// Only this program class
     #[arg(long, value_name = "K", value_parser = whole::<usize>)]
     pub class: Option<usize>,
+    /// Only this kernel, as a program numbers it (`launch kernel 3`)
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    pub kernel: Option<usize>,
     /// With --level schedule: a picture of it, as SVG, in place of the text
     #[arg(long)]
     pub svg: bool,

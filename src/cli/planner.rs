@@ -4,6 +4,7 @@ use super::plan::PlanArgs;
 use super::values::{Devices, from_one};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scaling {
@@ -33,6 +34,10 @@ pub struct PlannerArgs {
     /// Plans that are compiled whole at most, changes to the best apart
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = from_one::<u64>)]
     pub whole: u64,
+    /// Seconds after which nothing more is tried, for each number of devices: the best plan found until then is
+    /// shown, once what is under way is done. Without it a search finds the same plans each time
+    #[arg(long, value_name = "S", value_parser = from_one::<u64>)]
+    pub search_seconds: Option<u64>,
     /// Of a rank, on CPUs
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
     pub threads_per_rank: u64,
@@ -51,4 +56,11 @@ pub struct PlannerArgs {
     pub json: bool,
     #[command(flatten)]
     pub plan: PlanArgs,
+}
+
+impl PlannerArgs {
+    /// When a search that begins now has to end.
+    pub fn until(&self) -> Option<Instant> {
+        self.search_seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs(s)))
+    }
 }

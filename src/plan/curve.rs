@@ -58,6 +58,7 @@ pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<V
     let effort = Effort { plans: args.whole as usize, changes: 0, top: 1, ..Effort::default() };
     let asked = PlanRequest { base: &searching.base.options, typed, model: &args.model, target: &args.plan.target };
     let point = |gpus: u64, sequences: u64| {
+        let effort = Effort { until: args.until(), ..effort };
         searching.search(gpus, sequences, effort, |_, found| {
             let best = found.plans.first().map(|plan| best(searching, gpus, plan, &asked));
             let needs = found.smallest.filter(|_| best.is_none()).map(|p| p.bytes);

@@ -95,7 +95,7 @@ impl ProgressLines {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.elapsed() >= ProgressLines::EVERY {
             *last = Instant::now();
-            note!("{what}: {done} so far, after {} s; --whole N tries fewer", self.begun.elapsed().as_secs());
+            note!("{what}: {done} so far, after {} s; --search-seconds S ends sooner", self.begun.elapsed().as_secs());
         }
     }
 }

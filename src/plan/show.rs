@@ -127,10 +127,13 @@ pub fn left(found: &SearchResult) -> String {
         (open, Some(next)) => format!("{open} plans that no bound rules out; the best of them is expected to take {}", time(next)),
         (open, None) => format!("{open} plans that no bound rules out"),
     };
-    match found.unsampled {
-        0 => open,
-        n => format!("{open}; {n} of meshes that looked worse"),
-    }
+    let unsampled = match (found.unsampled, found.stopped) {
+        (0, _) => String::new(),
+        (n, false) => format!("; {n} of meshes that looked worse"),
+        (n, true) => format!("; {n} without a sample"),
+    };
+    let stopped = if found.stopped { "; stopped by --search-seconds: more time may find a faster plan" } else { "" };
+    format!("{open}{unsampled}{stopped}")
 }
 
 /// What a step waits for longer, or less long, than another: that which makes most of the difference first.
@@ -193,6 +196,8 @@ struct PlanReport<'a> {
     /// Plans that were not compiled and that no bound rules out, and the least that one of them is expected to take.
     open: usize,
     next: Option<f64>,
+    /// Whether --search-seconds were too few for all that would have been tried.
+    stopped: bool,
     plans: Vec<PlanRow<'a>>,
 }
 
@@ -221,9 +226,10 @@ pub fn json(search: &Search<'_>, found: &SearchResult, asked: &PlanRequest<'_>, 
             step,
         }
     });
-    let SearchResult { considered, unsampled, refused, too_large, samples, compiled, open, next, .. } = *found;
+    let SearchResult { considered, unsampled, refused, too_large, samples, compiled, open, next, stopped, .. } = *found;
     let (machine, ranks) = (search.machine.name.as_str(), search.space.ranks);
-    let report = PlanReport { machine, ranks, considered, unsampled, refused, too_large, samples, compiled, open, next, plans: rows.collect() };
+    let plans = rows.collect();
+    let report = PlanReport { machine, ranks, considered, unsampled, refused, too_large, samples, compiled, open, next, stopped, plans };
     out!("{}\n", serde_json::to_string_pretty(&report)?)?;
     Ok(())
 }

@@ -278,9 +278,15 @@ fn compile_prints_a_table() {
         pp         all_reduce           # calls, # B sent by a rank in a step
         pp         send                 # calls, # B sent by a rank in a step
         tp         all_reduce          # calls, # KiB sent by a rank in a step
-        pipeline   schedule #f#b: bubble # % of the work, where a forward pass takes #, a backward pass #; stage #: # forward passes before the first backward pass, # microbatches in flight; stage #: # forward pass before the first backward pass, # microbatches in flight
-        memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # x # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
-                   a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # KiB + messages # B + temporary # B + exchanges # KiB + scratch of a thread # KiB
+        stages     ranks # to # are stage #, # to # stage #
+        pipeline   schedule #f#b: bubble # % of the work, where a forward pass takes #, a backward pass #;
+                   stage #: # forward passes before the first backward pass, # microbatches in flight;
+                   stage #: # forward pass before the first backward pass, # microbatches in flight
+        memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB +
+                   activations # x # KiB + messages # B + temporary # KiB + exchanges # KiB +
+                   scratch of a thread # KiB
+                   a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB +
+                   activations # KiB + messages # B + temporary # B + exchanges # KiB + scratch of a thread # KiB
         peak       backward, in layers#attn#k, at models/gpt#mdl:#
                       # KiB optimizer of models/gpt#mdl:#
                       # KiB gradients of models/gpt#mdl:#

@@ -168,3 +168,39 @@ fn explain_takes_the_flags_that_matter() {
     assert_eq!(svg.matches("partial over tp").count(), svg.matches("class=\"collective\"").count(), "{svg}");
     assert!(["all_reduce", "layers.0.mlp.down.w", "ffn = 256 / tp"].iter().all(|words| svg.contains(words)), "{svg}");
 }
+
+/// Virtual stages and stages that send alike are one entry of `mcc explain`, which adds up to the totals.
+#[test]
+fn explain_joins_what_stages_do_alike() {
+    let flags = "--pp 2 --vpp 2 --tp 2 --global-batch-size 4 -D layers=4 -D hidden=64 -D heads=4 -D seq=32 -D vocab=128";
+    let text = Dir::new().line(&format!("explain {{models}}/gpt2.mdl --collectives {flags}")).succeeds().stdout;
+    let entries: Vec<&str> = text.lines().filter(|l| l.starts_with("all_reduce over tp, forward of")).collect();
+    assert!(entries.iter().any(|e| e.ends_with("on stages 0 to 1")), "{text}");
+    assert!(!text.contains("forward1") && !text.contains("backward1"), "{text}");
+    let calls = |line: &str| -> u64 {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|w| w.starts_with("calls")).expect("calls");
+        words[at - 1].parse().expect("a number")
+    };
+    // Both stages run two layers in each of two virtual stages, and four microbatches: no stage differs in these.
+    let layers: Vec<u64> = text
+        .lines()
+        .zip(text.lines().skip(1))
+        .filter(|(head, _)| entries.contains(head) && head.ends_with("0 to 1"))
+        .map(|(_, line)| calls(line))
+        .collect();
+    assert!(!layers.is_empty() && layers.iter().all(|n| n % 8 == 0), "{text}");
+}
+
+/// The number of a kernel in a program leads to its text at any level.
+#[test]
+fn kernels_are_found_by_the_number_that_programs_have() {
+    let dir = compiled("");
+    let launched = dump(&dir, "program");
+    let number = launched.lines().find_map(|l| l.trim().split_once("launch kernel ")).expect("a launch").1.split(' ').next().expect("a number");
+    let all = dump(&dir, "kernel");
+    let one = dump(&dir, &format!("kernel --kernel {number}"));
+    assert!(one.starts_with(&format!("// kernel {number}: k_")) && one.matches("// kernel ").count() == 1 && all.contains(&one), "{one}");
+    dir.line("dump out.mcc --level llvm --kernel 99999").misuses_with(&["there is no kernel 99999"]);
+    dir.line("dump out.mcc --kernel 0").misuses_with(&["--kernel goes with --level kernel"]);
+}

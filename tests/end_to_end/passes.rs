@@ -82,6 +82,12 @@ fn what_passes_change_is_shown_without_what_has_another_number_alone() {
     assert!(lines('-').iter().any(|l| l.contains("%was") && l.contains("stop_gradient")), "{simplified}");
     assert!(lines('+').len() < second.lines().count() / 4, "{simplified}");
     assert!(joined.starts_with("@@") || joined == "; nothing\n", "{joined}");
+    // `mcc opt` shows the same of the same pass.
+    dir.write("second.mir", second);
+    let alone = dir.line("opt second.mir --passes simplify --print-changed all").succeeds().stdout;
+    assert_eq!(alone, format!("; changed by simplify\n{simplified}"));
+    dir.line("opt second.mir --passes simplify --print-after lower").misuses_with(&["`lower` is none of the passes that run"]);
+    dir.line("opt second.mir --verify --print-after all").misuses_with(&["no pass runs"]);
 }
 
 #[test]

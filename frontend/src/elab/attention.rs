@@ -111,6 +111,11 @@ impl Elab<'_> {
         // Values have the keys' dim of elements, or a dim of their own in its place.
         let values = if tv.has(d) { Some(d) } else { tv.dims.iter().copied().find(|x| !tk.has(*x) && !tq.has(*x)) };
         let Some(values) = values.filter(|_| fits) else {
+            if !shared(&tk) {
+                return Err(Some(
+                    "its keys have a dim that its queries lack; grouped queries have the dim of the keys' heads and one of the group, as in [kv_heads, group, head_dim]",
+                ));
+            }
             return Err(Some("its operands have other dims or types than one kernel takes"));
         };
         let at = self.position([mask, bias], &tq, &tk, keys).ok_or(Some("no dim of its queries is theirs alone"))?;

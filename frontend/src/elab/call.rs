@@ -138,10 +138,12 @@ impl Elab<'_> {
         }
         self.calls.push(name);
         let segments: Vec<Rc<str>> = call.alias.iter().map(|a| a.name.clone()).collect();
+        let outside = self.enter_user_call(call, &entered.closure, span);
         let val = self.in_segment(&segments, |elab| match elab.as_op(&entered) {
             Some(val) => val,
             None => elab.run(&entered),
         });
+        self.user_call = outside;
         self.calls.pop();
         (self.origin.within, self.origin.offloaded) = (within, offloaded);
         val
@@ -243,7 +245,20 @@ impl Elab<'_> {
             return None;
         }
         let inner = self.frame(Some(closure.env));
-        self.bind(inner, params, bound, span).then_some(BoundCall { closure, frame: inner })
+        let outside = self.enter_user_call(call, &closure, span);
+        let fits = self.bind(inner, params, bound, span);
+        self.user_call = outside;
+        fits.then_some(BoundCall { closure, frame: inner })
+    }
+
+    /// Notes a call whose arguments may be in another order than the library takes them, and returns what was noted.
+    fn enter_user_call(&mut self, call: &Call, closure: &Closure, span: Span) -> Option<Rc<Function>> {
+        let outside = self.user_call.clone();
+        if !self.in_library(span) {
+            let by_position = call.args.iter().filter(|a| a.name.is_none()).count();
+            self.user_call = Some(closure.function.clone()).filter(|f| by_position > 1 && self.in_library(f.name.span));
+        }
+        outside
     }
 
     fn bind(&mut self, inner: FrameId, params: &[Header], bound: Vec<Option<BoundArgument>>, span: Span) -> bool {

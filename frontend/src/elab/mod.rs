@@ -19,7 +19,7 @@ mod value;
 pub use prims::PRIMITIVES;
 
 use crate::Options;
-use crate::ast::{Ast, Ident, StmtKind};
+use crate::ast::{Ast, Function, Ident, StmtKind};
 use crate::imports::{Imports, Link};
 use ir::diag::{Diagnostic, Severity, Span};
 use ir::graph::{Body, Input, Origin, Param, Phase, Report, Update};
@@ -82,6 +82,8 @@ pub struct Elab<'a> {
     layers: u32,
     /// The innermost call in the user's text, and the calls around it.
     user_span: Option<Span>,
+    /// The function of the library that the user's text calls there with several arguments by position.
+    user_call: Option<Rc<Function>>,
     calls: Vec<Rc<str>>,
     /// Functions and named calls whose values the backward pass may recompute, and the names of all that was called.
     recomputed: Vec<Rc<str>>,
@@ -122,6 +124,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         origin: Origin::new(Phase::Forward),
         layers: 0,
         user_span: None,
+        user_call: None,
         calls: vec![],
         recomputed: options.recompute.as_ref().map_or_else(|| sections::recomputed(ast), |names| names.iter().map(|n| n.as_str().into()).collect()),
         called: BTreeSet::new(),
@@ -224,6 +227,12 @@ impl Elab<'_> {
             && let Some(user) = self.user_span
         {
             diagnostic.labels.insert(0, ir::diag::Label { span: user, text: "in this call".into() });
+        }
+        if let Some(function) = self.user_call.as_ref().filter(|_| diagnostic.severity == Severity::Error) {
+            let (taken, optional): (Vec<_>, Vec<_>) = function.params.iter().partition(|p| p.default.is_none());
+            let mut names: Vec<&str> = taken.iter().map(|p| &*p.name.name).collect();
+            names.extend((!optional.is_empty()).then_some(".."));
+            diagnostic.help.push(format!("`{}({})` is the order of its arguments", function.name.name, names.join(", ")).into());
         }
         let span = diagnostic.labels.first().map_or(Span { file: u16::MAX, line: 0, col: 0, len: 0 }, |l| l.span);
         // Name resolution says more about a name than evaluation can, so its codes count as the same error.

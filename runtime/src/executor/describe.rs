@@ -2,7 +2,8 @@
 
 use super::calls::peer;
 use crate::comm::{Position, ranks};
-use ir::program::{Action, Command, Job, Program};
+use ir::graph::Origin;
+use ir::program::{Action, Command, Job, KernelId, Program};
 use std::fmt;
 
 /// The command at a position, for people: the body, the microbatch, what it does and for which part of the model.
@@ -34,6 +35,14 @@ impl fmt::Display for From<'_> {
         }
         Ok(())
     }
+}
+
+/// Where an op of a launched kernel stands in the model's text. Lines that compute the same share a kernel, which has
+/// the places of one of them: none for the others.
+pub fn place_of_op(job: &Job, kernel: KernelId, launch: &Command, op: &Origin) -> Option<String> {
+    let of_text = launch.origin.span?;
+    let is_own = job.kernels[kernel.index()].body.nodes.iter().any(|n| n.origin.span == Some(of_text));
+    op.span.filter(|_| is_own).map(|span| job.place(span))
 }
 
 fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {

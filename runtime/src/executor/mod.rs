@@ -15,6 +15,7 @@ mod transfer;
 
 pub use calls::{arena_bytes, peer};
 pub use describe::describe;
+use describe::place_of_op;
 pub use frame::Frame;
 pub use persistent::{PersistentId, Sum};
 pub(crate) use persistent::{PersistentSlice, persistent_slices};
@@ -249,7 +250,7 @@ impl<'a, D: Device> Rank<'a, D> {
                     Some(Some(_)) | None => None,
                 };
                 self.device.launch(*kernel, &places, &values)?;
-                if let Some(op) = watched.and_then(|s| s.after(&self.device)) {
+                if let Some(op) = watched.and_then(|s| s.after(&self.device, &|op| place_of_op(job, *kernel, command, op))) {
                     self.watch = Some(Some(Blame { position: self.at, command: describe(job, self.frame.rank, self.at), op }));
                 }
             }

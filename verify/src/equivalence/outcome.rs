@@ -64,7 +64,7 @@ impl<'a> ExpectedOutcome<'a> {
         }
         for ((report, want), (v, x)) in want.reports.iter().map(|(k, w)| (k, &w.1)).zip(got.reports.values()) {
             if !same(rules, want, x) {
-                return differs(Invariant::SameReport, after, *v, &format!("report {report}"));
+                return differs(Invariant::SameReport, (after, got), *v, &format!("report {report}"));
             }
         }
         for (want, list) in want.sent.values().zip(got.sent.values()) {
@@ -73,7 +73,7 @@ impl<'a> ExpectedOutcome<'a> {
             }
             for (want, (v, x)) in want.iter().zip(list) {
                 if !same(rules, &want.1, x) {
-                    return differs(Invariant::SameMessage, after, *v, "what it sends");
+                    return differs(Invariant::SameMessage, (after, got), *v, "what it sends");
                 }
             }
         }
@@ -98,7 +98,7 @@ impl<'a> ExpectedOutcome<'a> {
         for (slot, (want, states)) in &self.apart {
             let (v, x, own) = &got.updates[slot];
             if !same(rules, want, x) || states.len() != own.len() || !states.iter().zip(own).all(|(a, b)| same(rules, a, b)) {
-                return differs(Invariant::SameParameter, after, *v, &format!("the new value of slot {slot}"));
+                return differs(Invariant::SameParameter, (after, got), *v, &format!("the new value of slot {slot}"));
             }
         }
         for ((slot, (v, x, own)), (new, states)) in got.updates.range(first..).zip(&self.buckets) {
@@ -113,7 +113,7 @@ impl<'a> ExpectedOutcome<'a> {
             let what = format!("the new value of bucket {}", slot - first);
             match agree(rules) {
                 Ok(true) => {}
-                Ok(false) => return differs(Invariant::SameBucket, after, *v, &what),
+                Ok(false) => return differs(Invariant::SameBucket, (after, got), *v, &what),
                 Err(e) => return fail(e.invariant, *v, format!("{}: {what} is not what it was{}", e.found, place(after, *v))),
             }
         }
@@ -147,8 +147,23 @@ fn of_bucket(rules: &mut Rules, class: &StageClass, of: &ClassOutcome, b: &Bucke
     Ok((new, states.collect::<Checked<_>>()?))
 }
 
-fn differs(invariant: Invariant, local: &Local, v: Value, what: &str) -> Result<(), Violation> {
-    fail(invariant, v, format!("{what} is not what it was{}", place(local, v)))
+/// A result that differs, with the first value that leads to it and that is new: most often, the one that is wrong.
+fn differs(invariant: Invariant, (local, got): (&Local, &ClassOutcome), v: Value, what: &str) -> Result<(), Violation> {
+    let first = first_new(local, &got.new, v).filter(|first| *first != v);
+    let first = first.map_or(String::new(), |f| format!(": the first value behind it that is new is {f}{}", place(local, f)));
+    fail(invariant, v, format!("{what} is not what it was{}{first}", place(local, v)))
+}
+
+/// The first in order of the new values that lead to a value.
+fn first_new(local: &Local, new: &[bool], v: Value) -> Option<Value> {
+    let mut leads = vec![false; v.index() + 1];
+    leads[v.index()] = true;
+    for k in (0..=v.index()).rev().filter(|k| local.body.nodes.get(*k).is_some()) {
+        if leads[k] {
+            local.body.nodes[k].args.iter().for_each(|a| leads[a.index()] = true);
+        }
+    }
+    (0..leads.len()).find(|k| leads[*k] && new.get(*k) == Some(&true)).map(|k| Value(k as u32))
 }
 
 fn same(rules: &mut Rules, a: &SymbolicValue, b: &SymbolicValue) -> bool {

@@ -27,6 +27,8 @@ pub struct ClassOutcome {
     pub sent: BTreeMap<(i64, Channel), Vec<(Value, SymbolicValue)>>,
     /// By bucket: the ranks that have parts of its states.
     pub owners: BTreeMap<u32, Vec<SubAxis>>,
+    /// Of each value of the graph: whether it is a term that none of the graphs before has made.
+    pub new: Vec<bool>,
 }
 
 /// The n-th collective across some stages: the values that classes have given to it, and its result.
@@ -34,6 +36,7 @@ type StageCollectives = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, SymbolicVal
 
 /// Runs the graphs of all classes, those before or those after.
 pub fn all(rules: &mut Rules, classes: &[StageClass], before: bool) -> Result<Vec<ClassOutcome>, Violation> {
+    let known = rules.terms.count();
     let mut runs: Vec<GraphRun> = classes.iter().enumerate().map(|(number, class)| GraphRun::new(number, class, before)).collect();
     let mut meetings = StageCollectives::new();
     loop {
@@ -46,7 +49,7 @@ pub fn all(rules: &mut Rules, classes: &[StageClass], before: bool) -> Result<Ve
             return run.fail(Invariant::AllMeet.breach("other stages do not take part in it"), Value(run.values.len() as u32));
         }
         if runs.iter().all(|r| r.values.len() == r.local.body.nodes.len()) {
-            return runs.into_iter().map(|r| r.outcome(rules)).collect();
+            return runs.into_iter().map(|r| r.outcome(rules, known)).collect();
         }
     }
 }
@@ -263,9 +266,11 @@ impl<'a> GraphRun<'a> {
         }
     }
 
-    /// What the graph leaves.
-    fn outcome(mut self, rules: &mut Rules) -> Result<ClassOutcome, Violation> {
+    /// What the graph leaves, where there were `known` terms before it.
+    fn outcome(mut self, rules: &mut Rules, known: usize) -> Result<ClassOutcome, Violation> {
         let local = self.local;
+        let is_new = |x: &SymbolicValue| matches!(x, SymbolicValue::One(x) if x.term.0 as usize >= known);
+        self.out.new = self.values.iter().map(is_new).collect();
         for (report, v) in &local.reports {
             let x = flat(&self.seen(rules, *v, None));
             self.out.reports.insert(*report, (*v, x));

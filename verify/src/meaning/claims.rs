@@ -21,6 +21,18 @@ const ZERO: f64 = 1e-10;
 /// Why a module was not looked at, if it was not.
 pub type Unproved = Option<String>;
 
+/// `: log in line 12 makes the first of finite numbers`, of the values that are not finite. What a mask puts out of
+/// reach is infinite on purpose.
+fn first_not_finite(graph: &Graph, values: &Values) -> String {
+    let body = &graph.body;
+    let is_finite = |v: Value| values.get(v.index()).is_none_or(|all| all.iter().all(|x| x.is_finite()));
+    let makes = |v: &Value| !body[*v].args.is_empty() && !is_finite(*v) && body[*v].args.iter().all(|a| is_finite(*a));
+    body.values().find(makes).map_or(String::new(), |v| {
+        let line = body[v].origin.span.map_or(String::new(), |s| format!(" in line {}", s.line));
+        format!(": {}{line} makes the first of finite numbers", body[v].op.name())
+    })
+}
+
 /// All values of a graph.
 pub type Values = Vec<Vec<f64>>;
 
@@ -41,7 +53,8 @@ impl GraphComparison<'_, '_> {
         let within = |e: Violation| e.within(LocationPart::Training);
         let model = self.model.run();
         if terms(self.model.graph).iter().any(|t| !model[t.value.index()][0].is_finite()) {
-            return Ok((model, Some("the loss of random weights is not a number".into())));
+            let why = format!("the loss of random weights is not a number{}", first_not_finite(self.model.graph, &model));
+            return Ok((model, Some(why)));
         }
         let values = self.graph.run();
         self.reports(&model, &values).map_err(within)?;
