@@ -5,6 +5,7 @@ import re
 import statistics
 
 PEERS = ["torch", "torch.compile", "jax"]
+TITLES = {"jax": "JAX"}
 MIB = 2**20
 
 
@@ -53,6 +54,13 @@ def filled(head, rows):
     return table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
+def crossed(corner, cells):
+    """A table of `{(row, column): cell}`, in the order in which rows, tuples as long as the corner, and columns come."""
+    columns = list(dict.fromkeys(column for _, column in cells))
+    rows = dict.fromkeys(row for row, _ in cells)
+    return table([*corner, *columns], [[*row, *(cells.get((row, column), "") for column in columns)] for row in rows])
+
+
 def agreement(record):
     apart = [max(found["first"], found["later"]) for found in record["losses"].values()]
     if not apart:
@@ -60,32 +68,39 @@ def agreement(record):
     return ("yes" if all(found["agree"] for found in record["losses"].values()) else "**no**") + f", {max(apart):.0e}"
 
 
-def step_times(models):
-    head = ["model", "mcc, ms", "GFLOP/s", "of peak", "torch, ms", "torch.compile, ms", "JAX, ms", "best torch / mcc", "JAX / mcc", "same losses", "revision of mcc"]
+STEP = ["model", "mcc, ms", "GFLOP/s", "of peak", "torch, ms", "torch.compile, ms", "JAX, ms", "best torch / mcc", "JAX / mcc", "same losses", "revision of mcc"]
+GROWN_STEP = ["model", "mcc, ms", "of peak", "best torch / mcc", "JAX / mcc", "same losses", "revision of mcc"]
+
+
+def step_times(models, columns=STEP):
+    """The revision of mcc has a column where it is not the same for all."""
+    one = len({record.get("revision") for record in models.values()}) < 2
     rows = []
     for name, record in models.items():
         steps, ratios, top = by_contestant(record, "step_s"), against(record), peak(record, "2")
         rate = record["flops"] / steps["mcc"] / 1e9 if "mcc" in steps else None
-        rows.append([name, number(steps.get("mcc"), scale=1e3), number(rate), number(rate and top and rate / top, "{:.0f} %", 100),
-                     *(number(steps.get(n), scale=1e3) for n in PEERS), number(best_torch(ratios), "{:.2f}"), number(ratios.get("jax"), "{:.2f}"),
-                     agreement(record), record.get("revision", "")])
-    return filled(head, rows)
+        cells = [name, number(steps.get("mcc"), scale=1e3), number(rate), number(rate and top and rate / top, "{:.0f} %", 100),
+                 *(number(steps.get(n), scale=1e3) for n in PEERS), number(best_torch(ratios), "{:.2f}"), number(ratios.get("jax"), "{:.2f}"),
+                 agreement(record), "" if one else record.get("revision", "")]
+        rows.append([cells[STEP.index(column)] for column in columns])
+    return filled(columns, rows)
 
 
 def starts(models):
     """Seconds until a step can begin, and until the first one has ended, with nothing cached and with all."""
-    head = ["model", "", "compile, cold", "warm", "first step after, cold", "warm"]
-    rows = []
+    compiles, firsts = {}, {}
     for name, record in models.items():
         warm = {key: by_contestant(record, key) for key in ("compile_s", "first_step_s", "latency_s", "step_s")}
         for contestant, cold in record["contestants"].items():
             step = warm["step_s"].get(contestant)
-            compiles = [cold.get("cold_compile_s"), warm["compile_s"].get(contestant)]
+            compiled = [cold.get("cold_compile_s"), warm["compile_s"].get(contestant)]
             if contestant in ("torch.compile", "jax") and step is not None and "cold_first_step_s" in cold:
-                compiles = [cold["cold_first_step_s"] - step, warm["first_step_s"].get(contestant, step) - step]
-            rows.append([name, contestant, *(number(x, "{:.2f}") for x in compiles),
-                         number(cold.get("cold_latency_s"), "{:.2f}"), number(warm["latency_s"].get(contestant), "{:.2f}")])
-    return table(head, rows)
+                compiled = [cold["cold_first_step_s"] - step, warm["first_step_s"].get(contestant, step) - step]
+            first = [cold.get("cold_latency_s"), warm["latency_s"].get(contestant)]
+            for found, what, pair in ((compiles, "compile", compiled), (firsts, "first step", first)):
+                if any(x is not None for x in pair):
+                    found[(name,), f"{what}: {TITLES.get(contestant, contestant)}"] = ", ".join(number(x, "{:.2f}") or "?" for x in pair)
+    return crossed(["model"], compiles | firsts)
 
 
 def memory(models):
@@ -99,20 +114,8 @@ def memory(models):
 
 
 def growth(records):
-    """What grows with which size: times, memory, and the powers of the size that they follow."""
-    return "\n".join([step_times(records), grown_starts(records), powers(records, GROWN)])
-
-
-def grown_starts(records):
-    head = ["model", "mcc's compile, cold, s", "warm", "kernels", "first step, cold: mcc, s", "torch", "torch.compile", "JAX",
-            "plan, MiB", "peak: mcc, MiB", "torch", "torch.compile", "JAX"]
-    rows = []
-    for name, record in records.items():
-        first, peaks, compiled = by_contestant(record, "latency_s"), by_contestant(record, "peak_bytes"), record["compile"]
-        rows.append([name, number(compiled["cold_s"], "{:.2f}"), number(compiled["warm_s"], "{:.2f}"), number(compiled["kernels"]),
-                     *(number(first.get(n), "{:.2f}") for n in ["mcc", *PEERS]), number(compiled["plan_bytes"], scale=1 / MIB),
-                     *(number(peaks.get(n), scale=1 / MIB) for n in ["mcc", *PEERS])])
-    return filled(head, rows)
+    """What grows with which size: times, and the powers of the size that times and memory follow."""
+    return "\n".join([step_times(records, GROWN_STEP), powers(records, GROWN)])
 
 
 def lines(records):
@@ -159,16 +162,14 @@ def series(points, value):
 
 
 def powers(records, grown):
-    """A line for each size and for all that grows with it; beside the power of the whole line that of its last two points."""
-    rows = []
+    """Those between the last two points of each line: a row for all that grows, a column for each size and contestant."""
+    cells = {}
     for size, points in lines(records).items():
         for what, value in grown:
-            own = series(points, value)
-            found = [(power(line), power(line[-2:])) for line in (own.get(n, []) for n in ["mcc", *PEERS])]
-            cells = ["" if p is None else f"{round(p, 2) + 0:.2f}, {round(end, 2) + 0:.2f}" for p, end in found]
-            if any(cells):
-                rows.append([f"{size}, {points[0][0]} to {points[-1][0]}", what, *cells])
-    return filled(["with", "grows", "mcc", "torch", "torch.compile", "JAX"], rows) if rows else ""
+            for name, line in series(points, value).items():
+                if (p := power(line[-2:])) is not None:
+                    cells[(what,), f"{size} {points[-2][0]} to {points[-1][0]}: {TITLES.get(name, name)}"] = f"{round(p, 2) + 0:.2f}"
+    return crossed(["grows"], cells) if cells else ""
 
 
 # What a mesh is compared with, and the share of the time that is left beside its own bubble.
@@ -217,16 +218,19 @@ def compiles(records):
 
 
 def kernels(records):
-    """Share of the peak of mcc and PyTorch, and their ratio, on one thread and on two; the rates of attention are those of unmasked work."""
-    head = ["kernel", "mcc, of peak", "torch, of peak", "mcc / torch", "two threads: mcc", "torch", "mcc / torch"]
-    rows = {}
+    """Share of the peak of mcc, and how many times as fast as PyTorch it is; the rates of attention are those of unmasked work."""
+    attention, products = {}, {}
     for record in records.values():
         for threads in ("1", "2"):
             for request, rates in record[threads]["gflops"].items():
                 mcc, torch, top = rates.get("mcc"), rates.get("torch"), record[threads]["peak_gflops"]
-                rows.setdefault(request, [request]).extend(
-                    [*(number(x and x / top, "{:.0f} %", 100) for x in (mcc, torch)), number(mcc and torch and mcc / torch, "{:.2f}")])
-    return table(head, list(rows.values()))
+                cell = ", ".join(filter(None, [number(mcc and mcc / top, "{:.0f}", 100), number(mcc and torch and mcc / torch, "{:.2f}")]))
+                match request.split():
+                    case ["attention", pass_, shape]:
+                        attention[(shape, threads), pass_] = cell
+                    case ["gemm", shape, layout, added]:
+                        products[(shape, threads), layout + (" added" if added == "1" else "")] = cell
+    return "\n".join(crossed([what, "threads"], cells) for what, cells in (("attention", attention), ("gemm", products)) if cells)
 
 
 def failures(record):
@@ -250,19 +254,19 @@ SECTIONS = [
      "(6 x matmul parameters x tokens + 12 x layers x hidden x seq x tokens) / time. The peak is that of a loop of\n"
      "multiply-adds on both cores between the same rounds. *Same losses* has the largest relative distance from mcc's.", "steps.svg"),
     ("models", "Compiling and starting", starts,
-     "Seconds. Peers compile for as long as their first step takes longer than a later one. The last two columns run from\n"
-     "the start of the process (of `mcc compile` for mcc) to the end of the first step.", "starts.svg"),
+     "Seconds, with empty caches and with full ones. Peers compile for as long as their first step takes longer than a later\n"
+     "one. *First step*: from the start of the process (of `mcc compile` for mcc) to the end of that step.", "starts.svg"),
     ("models", "Peak memory", memory,
      "The most MiB resident (VmHWM): of mcc the launcher and its ranks, of the others the Python process.", "memory.svg"),
     ("compile", "Compiling deep models, and for many ranks", compiles,
      "`mcc compile` with an empty cache of kernels (*cold*), then with a full one (*warm*, median of three). Layers and\n"
      "ranks share kernels. `large` is a GPT of 64 layers, hidden 4096, 64 heads, and 64 sequences of 1024 tokens in as many\n"
      "microbatches, for one rank and for many (dp with `--zero 1`).\n\n"
-     "The second table has the p of size^p, over the whole line and between its last two points; 1 is linear.", "compile.svg"),
+     "The second table has the p of size^p between the last two points; 1 is linear.", "compile.svg"),
     ("growth", "Growth", growth,
      "A GPT of 4 layers, hidden 384, 6 heads, 4 sequences of 256 tokens and vocabulary 8192, of which one size grows at a\n"
-     "time; longer sequences have 4096 tokens a step. First steps have empty caches, and count from the start of the process\n"
-     "(of `mcc compile` for mcc). The last table has the p of size^p, over the whole line and its last two points.", "growth.svg"),
+     "time; longer sequences have 4096 tokens a step. The second table has the p of size^p between the last two points. First\n"
+     "steps have empty caches, and count from the start of the process (of `mcc compile` for mcc).", "growth.svg"),
     ("ranks", "Ranks", ranks,
      "llama-mini: two ranks of one thread against one rank of two; pp2, of 8 microbatches, beside its own bubble (8/9).\n"
      "The small GPT of *Growth*, in microbatches of one sequence: ranks of one thread against one such rank, divided by\n"
@@ -270,11 +274,11 @@ SECTIONS = [
     ("storage", "16-bit storage", storage,
      "Weights and optimizer states are f32 in both. With bf16, activations and the weights that they meet are 16-bit.", None),
     ("kernels", "Kernels", kernels,
-     "After `gemm MxKxN` stand the factors that are stored transposed (T), and 1 if the product is added to its result.\n"
-     "PyTorch's are MKL's.\n\n"
-     "`attention BATCHxHEADS[/KV]xSEQxD` is causal, with operands as [batch, seq, heads, d]. Only unmasked work counts: two\n"
+     "mcc's percentage of the peak, and how many times as fast as PyTorch's kernel (for products MKL's) it is.\n\n"
+     "Attention (BATCHxHEADS[/KV]xSEQxD) is causal, with operands as [batch, seq, heads, d]. Only unmasked work counts: two\n"
      "products forward and five backward. mcc's backward pass takes the row sums of output times gradient from another\n"
-     "kernel, which is not counted here.", "kernels.svg"),
+     "kernel, which is not counted here.\n\n"
+     "Products are MxKxN. T: a factor that is stored transposed; *added*: to the result.", "kernels.svg"),
 ]
 
 
@@ -284,8 +288,12 @@ def page(record):
     caches = ", ".join(f"{level} {size}" for level, size in m["caches"].items())
     text += f"Machine: {m['cpu']}, {m['cores']} cores, {caches} (of the first core), {m['memory_gib']} GiB.\n"
     text += ", ".join(f"{package} {number}" for package, number in v.items() if number) + ".\n"
-    revisions = sorted({str(own.get("revision")) for part in record.values() if isinstance(part, dict) for own in part.values() if isinstance(own, dict) and "revision" in own})
-    text += f"mcc: {', '.join(revisions)}.\n"
+    revisions = {}
+    for part, own in record.items():
+        for entry in own.values() if isinstance(own, dict) else []:
+            if isinstance(entry, dict) and "revision" in entry:
+                revisions.setdefault(str(entry["revision"]), {})[part] = True
+    text += "mcc: " + ", ".join(name if len(revisions) == 1 else f"{name} ({', '.join(parts)})" for name, parts in sorted(revisions.items())) + ".\n"
     for part, title, make, words, plot in SECTIONS:
         if record.get(part):
             text += f"\n## {title}\n\n{words}\n\n{make(record[part])}"

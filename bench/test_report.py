@@ -44,9 +44,30 @@ class Report(unittest.TestCase):
 
     def test_a_page_has_times_shares_ratios_and_reasons(self):
         page = report.page(small())
-        self.assertIn("| gpt-nano | 1500 | 100 | 50 % | 2250 | 1.50 | yes, 3e-06 | abc |", page)
+        self.assertIn("| gpt-nano | 1500 | 100 | 50 % | 2250 | 1.50 | yes, 3e-06 |", page)
+        self.assertIn("mcc: abc.", page)
+        self.assertIn("| model | compile: mcc | first step: mcc | first step: torch |", page)
+        self.assertIn("| gpt-nano | 1.00, 0.20 | 2.00, 9.00 | 6.00, 9.00 |", page)
         self.assertIn("- gpt-nano, jax: no such module", page)
         self.assertIn("0.90 of one rank", page)
+
+    def test_revisions_that_differ_are_told_by_part_and_by_model(self):
+        record = small()
+        record["models"]["gpt-small"] = record["models"]["gpt-nano"] | {"revision": "xyz"}
+        page = report.page(record)
+        self.assertIn("mcc: abc (models), xyz (models).", page)
+        self.assertIn("| gpt-small | 1500 | 100 | 50 % | 2250 | 1.50 | yes, 3e-06 | xyz |", page)
+
+    def test_a_kernel_has_a_row_for_each_number_of_threads(self):
+        def rates(top, mcc):
+            return {"peak_gflops": top, "gflops": {f"gemm 8x8x8 {layout}": {"mcc": mcc, "torch": 40.0} for layout in ("NN 0", "TN 1")}
+                    | {"attention forward 1x2x8x4": {"mcc": mcc}}}
+
+        page = report.kernels({"gemm 8x8x8 NN 0": {"1": rates(100.0, 60.0), "2": rates(200.0, 80.0)}})
+        self.assertIn("| gemm | threads | NN | TN added |", page)
+        self.assertIn("| 8x8x8 | 1 | 60, 1.50 | 60, 1.50 |", page)
+        self.assertIn("| 8x8x8 | 2 | 40, 2.00 | 40, 2.00 |", page)
+        self.assertIn("| 1x2x8x4 | 1 | 60 |", page)
 
     def test_a_pipeline_is_compared_beside_its_bubble(self):
         self.assertAlmostEqual(report.efficiency(small()["ranks"]["llama-mini"])["pp2, mb8"][0], 1.0)
@@ -55,17 +76,19 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(report.power([(x, 3 * x**1.5) for x in (7, 1, 4)]), 1.5)
         self.assertIsNone(report.power([(4, 1.0), (4, 2.0)]))
         page = report.page(small())
-        self.assertIn("| layers, 2 to 16 | step | 1.17, 1.00 | 1.00, 1.00 |", page)
-        self.assertIn("| layers, 2 to 16 | compile, cold | 0.00, 0.00 |  |", page)
+        self.assertIn("| grows | layers 4 to 16: mcc | layers 4 to 16: torch |", page)
+        self.assertIn("| step | 1.00 | 1.00 |", page)
+        self.assertIn("| compile, cold | 0.00 |  |", page)
 
     def test_compiles_are_on_lines_in_order_of_size(self):
         lines = report.lines(small()["compile"])
         self.assertEqual({size: [at for at, _ in points] for size, points in lines.items()}, {"tp": [1, 4], "dp": [1]})
         page = report.page(small())
-        self.assertIn("| tp, 1 to 4 | warm | 1.00, 1.00 |", page)
-        self.assertIn("| tp, 1 to 4 | plan of a rank | -1.00, -1.00 |", page)
+        self.assertIn("| grows | tp 1 to 4: mcc |", page)
+        self.assertIn("| warm | 1.00 |", page)
+        self.assertIn("| plan of a rank | -1.00 |", page)
         self.assertIn("| deep | 2.00 | 9.00 | 60 |", page)
-        self.assertNotIn("| dp, ", page)
+        self.assertNotIn("| dp ", page)
         record = small()
         record["compile"] = {"deep": record["compile"]["deep"]}
         self.assertNotIn("compile.svg", report.page(record))
