@@ -219,6 +219,25 @@ fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>)
     }
 }
 
+/// Rows of the forward pass, which all ranks compute, go to their places for a backward pass that splits tokens:
+/// 16-bit rows that were converted are converted rows, and no sum of those before the conversion.
+#[test]
+fn converted_rows_go_to_their_places() {
+    let text = "model m(batch, seq = 12, hidden = 4, vocab = 11, experts = 2, expert_ffn = 16, top = 2) {
+        input tokens: i32[batch, seq];
+        param wte: [vocab, hidden] ~ normal(0.02);
+        let x = wte[vocab: tokens];
+        let score, chosen = top_k(linear(x, hidden, experts) as router, over: experts, k: top);
+        x = x + experts_mlp(x, chosen, score, [batch, seq], top, experts, hidden, expert_ffn) as experts;
+        input targets: i32[batch, seq];
+        loss token_loss(dot(x, wte, over: hidden), targets, over: vocab);
+      }
+      plan { sp: seq; ep: experts; etp: expert_ffn; }";
+    let case = Case { tp: 2, sp: true, precision: DType::Bf16, ..Case::default() };
+    check(text, &[], &case);
+    check(text, &[], &Case { ep: 2, etp: Some(1), precision: DType::F16, ..case });
+}
+
 /// Elements and their rivals are compared: sums in two orders, which round differently, made an element a rival of itself.
 #[test]
 fn what_is_compared_with_itself_is_summed_once() {

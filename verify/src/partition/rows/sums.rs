@@ -50,11 +50,13 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// The products of rows that a node may compute, of one operand or two: the node itself, or a product and a sum
-    /// over dims of what is in a row.
+    /// The products of rows that a node may compute, of one operand or two: the node itself, converted or before it
+    /// was, or a product and a sum over dims of what is in a row.
     fn products(&self, x: Value) -> Vec<RowProduct> {
         let node = &self.local.body[x];
-        let mut out = vec![RowProduct { factors: vec![self.exact(x)], over: vec![] }];
+        let alone = |x: Value| RowProduct { factors: vec![x], over: vec![] };
+        let mut out = vec![alone(self.exact(x))];
+        out.extend((self.exact(x) != x).then(|| alone(x)));
         let over = match &node.op {
             Op::Binary(Binary::Mul) => vec![],
             Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over } => over.clone(),
