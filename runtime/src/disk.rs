@@ -78,13 +78,7 @@ impl Disk {
             Err(Errno::OPNOTSUPP) => plain.set_len(bytes)?,
             done => done.map_err(|e| said(&format!("{bytes} bytes could not be reserved"), &e.into()))?,
         }
-        let again = format!("/proc/self/fd/{}", plain.as_raw_fd());
-        let direct = match open(&again, OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
-            Ok(file) => File::from(file),
-            // File systems in memory, and some of networks, have no direct I/O.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => plain.try_clone()?,
-            Err(e) => return Err(e.into()),
-        };
+        let direct = past_cache(&plain)?.map_or_else(|| plain.try_clone(), Ok)?;
         let flow = || Flow::new().map(Mutex::new);
         Ok(Disk { flows: [flow()?, flow()?], direct, plain, failed: Mutex::new(None) })
     }
@@ -271,6 +265,38 @@ impl Drop for Flow {
             std::mem::forget(std::mem::take(&mut self.pieces));
         }
     }
+}
+
+/// The same file past the page cache; none if its file system has no direct I/O, as those in memory and some of
+/// networks.
+fn past_cache(file: &File) -> io::Result<Option<File>> {
+    let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match open(&again, OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The types (`statfs`) of file systems that keep files in memory: tmpfs and ramfs.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Why ranks that keep bytes in this directory take memory for them all the same, if they do.
+///
+/// # Errors
+/// Files cannot be made there.
+pub fn memory_taken(dir: &Path) -> io::Result<Option<String>> {
+    let file = tempfile::tempfile_in(dir)?;
+    // The low half tells types apart; the field's width and sign differ between architectures.
+    if IN_MEMORY.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64 & 0xffff_ffff)) {
+        let dir = dir.display();
+        return Ok(Some(format!(
+            "`{dir}` is in memory (tmpfs or ramfs): what rests there takes as much memory as without a disk; name one on a drive"
+        )));
+    }
+    let cached =
+        || format!("the file system of `{}` has no direct I/O: copies go through the page cache, which takes memory and is slower", dir.display());
+    Ok(past_cache(&file)?.is_none().then(cached))
 }
 
 fn said(what: &str, e: &io::Error) -> io::Error {

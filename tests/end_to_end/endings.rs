@@ -100,7 +100,7 @@ fn kill(signal: &str, target: &str) {
 }
 
 /// The processes that a process has started. A launcher's are its ranks.
-fn children(process: u32) -> Vec<String> {
+pub fn children(process: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()

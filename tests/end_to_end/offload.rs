@@ -1,11 +1,14 @@
 //! Optimizers on the host beside GPUs, in less of the device's memory, and their states on a disk: the same bits as
 //! without, and code for both in one artifact.
 
+use crate::endings::children;
 use crate::mcc::{CommandOutput, Dir};
 use ir::program::Space;
 use passes::report::footprint::Footprint;
 use runtime::artifact::{self, Artifact, Manifest};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 const GPT2: &str = "compile {models}/gpt2.mdl --global-batch-size 4 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-2 --lr-warmup-iters 0 --lr-decay-style constant --clip-grad 0.1";
 
@@ -122,6 +125,8 @@ fn states_on_a_disk_give_the_same_bits() {
     let run = |more: &str| dir.line(&format!("run out.mcc --device emulated --data text.txt --steps 1 {more}"));
     run("").misuses_with(&["optimizer states of `", "bytes of a rank: --offload-to names a directory"]);
     run("--offload-to none").fails_with(&["none`: No such file or directory"]);
+    let said = run("--offload-to /dev/shm").succeeds().stderr;
+    assert!(said.contains("`/dev/shm` is in memory (tmpfs or ramfs)"), "{said}");
     compiled(&dir, "--target sm_80");
     let said = run("--offload-to drive").succeeds().stderr;
     assert!(said.contains("`--offload-to` does nothing: this artifact keeps nothing on a disk"), "{said}");
@@ -219,4 +224,32 @@ fn a_plan_beyond_the_hosts_memory_is_told_of_disks() {
     // On a CPU, device memory is host memory too.
     let cpu = "check {models}/mlp.mdl --memory 1GiB --host-memory 1KiB";
     dir.line(cpu).fails_with(&["E0640", "of the host's memory, which is more than its budget of 1.00 KiB"]);
+}
+
+/// A file that loses its bytes stands for a drive that can no longer be read.
+#[test]
+fn a_disk_that_fails_ends_the_run_with_an_error() {
+    let dir = Dir::new();
+    text(&dir);
+    fs::create_dir(dir.path("drive")).expect("a directory");
+    compiled(&dir, "--optimizer-offload=disk");
+    let mut run = dir.hearing("run out.mcc --data text.txt --steps 1000000 --log-interval 1 --offload-to drive --save-weights w");
+    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    let first = BufReader::new(run.stdout.as_mut().expect("a pipe")).lines().next();
+    assert!(first.expect("a line").expect("read").starts_with("step"));
+    let opened = children(run.id()).into_iter().flat_map(|rank| fs::read_dir(format!("/proc/{rank}/fd")).expect("its files"));
+    let opened = opened.map(|file| file.expect("a file").path());
+    let drive = dir.path("drive");
+    let on_disk: Vec<_> = opened.filter(|file| fs::read_link(file).is_ok_and(|at| at.starts_with(&drive))).collect();
+    // Nobody reads further lines, so that the run may print no more of them.
+    drop(run.stdout.take());
+    let file = File::options().write(true).open(on_disk.first().expect("a rank's file")).expect("opened");
+    // What is written makes the file longer again, and reads of what is missing before it see zeros.
+    while run.try_wait().expect("a process").is_none() {
+        file.set_len(0).expect("cut");
+    }
+    let ended = run.wait_with_output().expect("the end");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("the disk of its optimizer states and parameters: "), "{:?}: {said}", ended.status);
+    assert!(!dir.path("w").exists());
 }

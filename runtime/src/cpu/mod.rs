@@ -410,7 +410,9 @@ impl Memory for Arenas {
         let Some((direction, disk, memory)) = direction([copied.src, copied.dst]) else { return Ok(advanced(self, copied, done, most)) };
         let bytes = copied.dtype.bytes();
         let through = self.clone().disk().advance(direction, disk.byte, self.range_mut(memory, (copied.count * bytes) as usize));
-        through.map(|through| through as u64 / bytes).map_err(|e| DeviceError::Failed(format!("the disk of its optimizer states: {e}")))
+        through
+            .map(|through| through as u64 / bytes)
+            .map_err(|e| DeviceError::Failed(format!("the disk of its optimizer states and parameters: {e}")))
     }
 
     fn rest(&self, most: Duration) -> bool {
@@ -419,7 +421,7 @@ impl Memory for Arenas {
 
     fn outcome(&self) -> Result<(), DeviceError> {
         let failed = self.0.disk.as_ref().and_then(Disk::failed);
-        failed.map_or(Ok(()), |e| Err(DeviceError::Failed(format!("the disk of its optimizer states: {e}"))))
+        failed.map_or(Ok(()), |e| Err(DeviceError::Failed(format!("the disk of its optimizer states and parameters: {e}"))))
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {

@@ -91,3 +91,16 @@ fn a_disk_is_zero_at_first_and_has_no_more_than_its_bytes() {
     let none = Disk::new(&dir.path().join("none"), 1).map(drop).unwrap_err();
     assert_eq!(none.kind(), ErrorKind::NotFound);
 }
+
+#[test]
+fn a_directory_in_memory_is_told_from_one_on_a_drive() {
+    let taken = |dir: &Path| memory_taken(dir).unwrap();
+    assert!(taken(Path::new("/dev/shm")).is_some_and(|text| text.contains("is in memory")));
+    let dir = tempfile::tempdir().unwrap();
+    let direct = past_cache(&tempfile::tempfile_in(dir.path()).unwrap()).unwrap().is_some();
+    match taken(dir.path()) {
+        None => assert!(direct),
+        Some(text) => assert!(text.contains("is in memory") || !direct && text.contains("no direct I/O"), "{text}"),
+    }
+    assert_eq!(memory_taken(&dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+}

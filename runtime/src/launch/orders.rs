@@ -7,6 +7,7 @@ use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
 use crate::data::{self, Data, DataError, DataSets, RunSamples, Samples, Spec};
 use crate::data_loader;
+use crate::disk;
 use crate::executor::arena_bytes;
 use crate::gpu::{cuda, nccl};
 use crate::mpi;
@@ -143,6 +144,9 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         None => None,
     };
     let (mut samples, mut remarks) = ([0; 3], vec![]);
+    if let Some(dir) = options.offload_to.as_ref().filter(|_| on_disk > 0) {
+        remarks.extend(disk::memory_taken(dir).map_err(|cause| RunError::Io { file: dir.clone(), cause })?);
+    }
     let (data, held_out) = match &sets {
         Some(sets) => {
             samples = wanted(job, options, sets, (mark.step, read))?;
