@@ -152,10 +152,10 @@ pub const FOREIGN: &[(&[&str], FlagReplacement)] = &[
     (&["nvme-path", "offload-optimizer-nvme-path", "offload-param-nvme-path", "nvme-swap-folder"], Flag("run", "--offload-to")),
     (&["ddp-bucket-size", "reduce-bucket-size", "allgather-bucket-size"], Flag("compile", "--bucket-size")),
     (
-        &["overlap-grad-reduce", "overlap-param-gather", "overlap-comm", "overlap-p2p-communication", "no-overlap-p2p-communication"],
-        Flag("compile", "--overlap"),
+        &["overlap-grad-reduce", "overlap-param-gather", "overlap-comm", "overlap-p2p-communication"],
+        Always("communication runs beside compute, unless `mcc compile --overlap off` is asked for"),
     ),
-    (&["no-async-tensor-model-parallel-allreduce"], Flag("compile", "--overlap")),
+    (&["no-overlap-p2p-communication", "no-async-tensor-model-parallel-allreduce"], Flag("compile", "--overlap")),
     (&["tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"], Flag("compile", "--tp-comm-overlap")),
     (&["enable-async-tensor-parallel"], Flag("compile", "--tp-comm-overlap")),
     (&["accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32"], Always("gradients of weights are summed in f32")),

@@ -150,7 +150,9 @@ impl<'a> CommandWords<'a> {
             return format!("it is a flag of `{first}`{}", if first == "mcc compile" { ", and part of the artifact" } else { "" });
         }
         match replacement(flag) {
-            Some(FlagReplacement::Flag(of, own)) if self.command().get_name() == of => format!("mcc has `{own}`{}", self.about(of, own)),
+            Some(FlagReplacement::Flag(of, own)) if self.command().get_name() == of || find(self.command(), own).is_some() => {
+                format!("mcc has `{own}`{}", self.about(of, own))
+            }
             Some(FlagReplacement::Flag(of, own)) => format!("mcc has `mcc {of} {own}`{}", self.about(of, own)),
             Some(FlagReplacement::Setting(name)) => self.setting(name, value),
             Some(FlagReplacement::Text(way)) => format!("the model text says it: {way}"),
