@@ -242,7 +242,7 @@ def elsewhere() -> None:
     print("smallest of them, 16 MiB to read and write by, and room for a few pieces of updates. *Hidden* is of copies to the")
     print("device.\n")
     rows = []
-    for flags in ["", "--dp 8 --zero 1", "--dp 8 --zero 3"]:
+    for flags in ["", "--dp 8 --zero 3"]:
         for where in ELSEWHERE:
             shown = f"{flags} {where}".strip()
             lines = plan_lines(ROOT, "llama", f"{LLAMA} {shown}")

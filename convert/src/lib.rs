@@ -21,6 +21,8 @@ mod header;
 mod import;
 mod layer_types;
 mod layout;
+#[cfg(test)]
+mod page;
 mod quantised;
 mod rotary;
 mod staging;
