@@ -318,11 +318,12 @@ fn exchanges_text(exchanges: &[ExplainedExchange]) -> String {
             stages(&of_stages.keys().copied().collect::<Vec<_>>())
         );
         let each = if e.kind == "send" { "from and to ranks" } else { "for example ranks" };
+        let calls = range(of_stages.values().map(|v| v.0), |n| n.to_string());
         let _ = writeln!(
             out,
-            "  {} a call, {} calls and {} sent by a rank in a step{}; {each} {}",
+            "  {} a call, {calls} call{} and {} sent by a rank in a step{}; {each} {}",
             size(e.bytes),
-            range(of_stages.values().map(|v| v.0), |n| n.to_string()),
+            if calls == "1" { "" } else { "s" },
             range(of_stages.values().map(|v| v.1), size),
             if e.optional { FURTHER } else { "" },
             if e.kind == "send" { listed(&e.members) } else { runs(&e.members) }
