@@ -146,6 +146,9 @@ impl<'a> CommandWords<'a> {
         if let Some(positional) = self.command().get_positionals().find(|a| a.get_id().as_str() == normal(flag)) {
             return format!("its {} comes without a flag", label(positional));
         }
+        if let Some((.., why)) = NEEDLESS.iter().find(|(command, flag, _)| (*command, *flag) == (self.command().get_name(), dashed.as_str())) {
+            return format!("it is not needed: {why}");
+        }
         if let [first, ..] = having(self.root, &dashed).as_slice() {
             return format!("it is a flag of `{first}`{}", if first == "mcc compile" { ", and part of the artifact" } else { "" });
         }
@@ -254,6 +257,9 @@ impl<'a> CommandWords<'a> {
         }
     }
 }
+
+/// Flags of other commands that a command has no need of: the command, the flag, why.
+const NEEDLESS: [(&str, &str, &str); 1] = [("compile", "--force", "an artifact that is there is replaced, and never another directory")];
 
 /// The flag of a command with this name or alias, with leading dashes.
 fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
