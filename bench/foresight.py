@@ -45,10 +45,10 @@ def shares(step):
 def table(mcc, rows, seconds_of, flags):
     print("| model | GPUs | published | predicted for mcc | give or take | predicted / published | kernels | exchanges | bubble |")
     print("|---|---|---|---|---|---|---|---|---|")
-    ratios, tooks = [], []
+    ratios, durations = [], []
     for row in rows:
         step, took = predicted(mcc, row, flags)
-        tooks.append(took)
+        durations.append(took)
         seconds = seconds_of(row)
         ratios.append(step["seconds"] / seconds)
         error = 100 * step["give_or_take"] / step["seconds"]
@@ -57,7 +57,7 @@ def table(mcc, rows, seconds_of, flags):
     mean = sum(ratios) / len(ratios)
     off = sum(abs(r / mean - 1) for r in ratios) / len(ratios)
     print(f"\nOn average {mean:.2f}; apart from that the rows differ by {100 * off:.1f} % in the mean.")
-    print(f"mcc took {min(tooks):.0f} to {max(tooks):.0f} s for each.\n")
+    print(f"mcc took {min(durations):.0f} to {max(durations):.0f} s for each.\n")
 
 
 def main():

@@ -2,6 +2,7 @@
 
 use crate::family::{COMMON, FAMILIES, Family, Field, FieldDefault, FieldRole, LongRopeSettings, Rope, YarnSettings};
 use crate::layer_types::PATTERN;
+use crate::rotary::{LOCAL, LOCAL_THETA};
 use std::fmt::Write;
 
 const HEAD: &str = "\
@@ -33,7 +34,7 @@ fn rotary(rope: &Rope) -> Vec<(String, String, String)> {
     };
     let mut rows = vec![row("rope_theta", "rope_theta", &format!("`{}`", rope.theta))];
     rows.extend(rope.share.map(|(setting, default)| row("partial_rotary_factor", setting, &format!("`{default}`"))));
-    rows.extend(rope.local.map(|setting| row("rope_local_base_freq", setting, "`10000.0`")));
+    rows.extend(rope.local.map(|setting| row(LOCAL, setting, &format!("`{LOCAL_THETA}`"))));
     rows.extend(rope.scaling.iter().map(|(field, setting, _)| scaled("llama3", field, setting, "an error")));
     rows.extend(rope.linear.map(|setting| scaled("linear", "factor", setting, "an error")));
     if let Some(yarn) = &rope.yarn {

@@ -5,8 +5,8 @@ use crate::family::{LongRopeSettings, Rope, SettingKind, YarnSettings};
 use serde_json::{Map, Value};
 
 /// The field of the theta of layers with windows, in the style of transformers 4, and what it is where there is none.
-const LOCAL: &str = "rope_local_base_freq";
-const LOCAL_THETA: &str = "10000.0";
+pub const LOCAL: &str = "rope_local_base_freq";
+pub const LOCAL_THETA: &str = "10000.0";
 
 impl Reader<'_> {
     /// transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`, transformers 5 all of them in

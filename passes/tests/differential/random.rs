@@ -219,8 +219,8 @@ fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>)
     }
 }
 
-/// Rows of the forward pass, which all ranks compute, go to their places for a backward pass that splits tokens:
-/// 16-bit rows that were converted are converted rows, and no sum of those before the conversion.
+/// All ranks compute the rows of the forward pass, and put them at their places for a backward pass that splits
+/// tokens. What 16-bit rows were converted to has the places of the converted value, not of the one before.
 #[test]
 fn converted_rows_go_to_their_places() {
     let text = "model m(batch, seq = 12, hidden = 4, vocab = 11, experts = 2, expert_ffn = 16, top = 2) {
