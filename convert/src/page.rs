@@ -9,10 +9,12 @@ const HEAD: &str = "\
 # Fields of config.json
 
 What [`mcc import hf`](import.md) makes of each field of a `config.json`: the setting of the model text that gets its
-value, and what a missing field stands for, which is transformers' own default. An export writes the same fields.
+value, and what a missing field stands for. A value there is transformers' own default. An export writes the same
+fields.
 
 A field that stands neither below its architecture nor below [all](#all-architectures) is a warning with its value. A
-null counts as a missing field where nothing else is said.
+null counts as a missing field where nothing else is said. `rope_theta` and `partial_rotary_factor` are read in
+`rope_parameters` too, where transformers 5 writes them.
 ";
 
 /// What a missing field stands for.
@@ -45,6 +47,8 @@ fn rotary(rope: &Rope) -> Vec<(String, String, String)> {
         rows.push(of(YarnSettings::TRUNCATE, "`true`"));
         rows.push(of(YarnSettings::SCALE, "of `factor`, `mscale` and `mscale_all_dim`"));
         rows.extend(yarn.scores.map(|setting| of(("mscale_all_dim", setting), "`0.0`")));
+        let expected = || ("`rope_parameters` or `rope_scaling`".into(), "those above; null is for no YaRN".into(), "an error".into());
+        rows.extend(yarn.expected.then(expected));
     }
     if let Some(long) = &rope.long {
         let of = |(field, setting): (&str, &str), missing: &str| scaled("longrope", field, setting, missing);
@@ -108,6 +112,7 @@ fn tables(fields: impl Iterator<Item = &'static Field>, rope: Option<&Rope>) -> 
         }
     }
     settings.extend(rope.into_iter().flat_map(rotary));
+    must.extend(rope.filter(|rope| rope.share.is_none()).map(|_| ("`partial_rotary_factor`".into(), "`1.0`".into())));
     let table = |head: &str, rows: Vec<String>| if rows.is_empty() { String::new() } else { format!("\n{head}\n{}", rows.concat()) };
     let settings = settings.into_iter().map(|(field, setting, missing)| format!("| {field} | {setting} | {missing} |\n")).collect();
     let must = must.into_iter().map(|(field, value)| format!("| {field} | {value} |\n")).collect();

@@ -9,6 +9,7 @@ use runtime::artifact::{self, Artifact, Manifest};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 const GPT2: &str = "compile {models}/gpt2.mdl --global-batch-size 4 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-2 --lr-warmup-iters 0 --lr-decay-style constant --clip-grad 0.1";
 
@@ -245,8 +246,12 @@ fn a_disk_that_fails_ends_the_run_with_an_error() {
     drop(run.stdout.take());
     let file = File::options().write(true).open(on_disk.first().expect("a rank's file")).expect("opened");
     // What is written makes the file longer again, and reads of what is missing before it see zeros.
+    let began = Instant::now();
     while run.try_wait().expect("a process").is_none() {
         file.set_len(0).expect("cut");
+        if began.elapsed() > Duration::from_secs(120) {
+            run.kill().expect("killed");
+        }
     }
     let ended = run.wait_with_output().expect("the end");
     let said = String::from_utf8_lossy(&ended.stderr);
