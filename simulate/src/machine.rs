@@ -476,6 +476,15 @@ mod tests {
         }
     }
 
+    /// Files of samples are read in place of a search, which has to find the same plans.
+    #[test]
+    fn numbers_are_read_as_they_were_written() {
+        for number in [0.0014798847783580062, 0.0017895267102220169, 1e-9 / 3.0] {
+            let text = serde_json::to_string(&number).expect("a number");
+            assert_eq!(serde_json::from_str::<f64>(&text).expect("a number"), number, "{text}");
+        }
+    }
+
     fn changed(at: &str, to: serde_json::Value) -> String {
         let mut file: serde_json::Value = serde_json::from_str(KNOWN[0].1).expect("JSON");
         *file.pointer_mut(at).unwrap_or_else(|| panic!("{at}")) = to;
