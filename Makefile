@@ -122,7 +122,7 @@ test-long-endings: deps
 # these; the GPU kernels of all models, disassembled.
 test-long-kernels: deps
 	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_ any_program_of_scores
-	KERNELS=1 $(long) codegen --lib -- need_every agree
+	KERNELS=1 $(long) codegen --lib -- need_every agree products_sum
 	KERNELS=all $(long) mcc --test end_to_end -- gpu::kernels_of_the_models
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
