@@ -256,13 +256,14 @@ impl<'c> Frame for Mlir<'c> {
         self.op("llvm.load", &[from], self.pointer_type(), &[])
     }
 
-    fn each_lane(&self, mask: V<'c>, body: &mut dyn FnMut(V<'c>)) {
+    fn each_lane(&self, mask: V<'c>, values: V<'c>, body: &mut dyn FnMut(V<'c>, V<'c>)) {
         let bits: Type = IntegerType::new(self.context, self.lanes as u32).into();
         let word = self.op("vector.bitcast", &[mask], Type::vector(&[1], bits), &[]);
         let word = self.op("arith.extui", &[self.first(word, bits)], self.i64_type(), &[]);
         let (none, count) = (self.index(0), self.same("math.ctpop", &[word]));
         self.repeat(none, count, 1, &[word], &mut |_, left| {
-            body(self.same("math.cttz", &[left[0]]));
+            let lane = self.same("math.cttz", &[left[0]]);
+            body(lane, self.op("llvm.extractelement", &[values, lane], self.i64_type(), &[]));
             vec![self.same("arith.andi", &[left[0], self.index_sub(left[0], self.index(1))])]
         });
     }

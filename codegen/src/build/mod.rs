@@ -366,6 +366,6 @@ pub trait Frame: Builder {
     /// The pointer stored at `from`, among the arguments.
     fn load_pointer(&self, from: Self::Pointer) -> Self::Pointer;
 
-    /// Does something for each lane that a mask has, in order.
-    fn each_lane(&self, mask: Self::Vector, body: &mut dyn FnMut(Self::Index));
+    /// Does something for each lane that a mask has, in order, with what it has of `values`, as `I64`.
+    fn each_lane(&self, mask: Self::Vector, values: Self::Vector, body: &mut dyn FnMut(Self::Index, Self::Index));
 }

@@ -158,7 +158,7 @@ impl<'c> Simt<'c> {
     }
 
     /// Exchanges 32-bit words among lanes: `kind` is `bfly` or `idx`, `by` 32 bits.
-    fn shuffle(&self, kind: &str, a: Value<'c>, by: Value<'c>) -> Value<'c> {
+    pub(super) fn shuffle(&self, kind: &str, a: Value<'c>, by: Value<'c>) -> Value<'c> {
         let name = format!("llvm.nvvm.shfl.sync.{kind}.i32");
         let word = |x: Value<'c>| self.value(&name, &[], &[self.number(ALL), x, by, self.number(31)]);
         let (int, long) = (self.context.i32_type(), self.context.i64_type());

@@ -107,9 +107,17 @@ impl<'a, B: Builder> Loops<'a, B> {
             along.insert(dim, LaneIndex::Same(b.index_rem(rest, size)));
             rest = ir::fault!("loops.grid.digit", rest, b.index_div(rest, size));
         }
+        // Where the item computes all points of a dim, they are constants.
+        let all: Vec<BTreeMap<Dim, LaneIndex<B>>> = match plan.shared {
+            None => vec![along],
+            Some(dim) => {
+                let with = |k| along.iter().map(|(d, at)| (*d, at.clone())).chain([(dim, LaneIndex::Same(b.index(k)))]).collect();
+                (0..ir::fault!("loops.shared.all", 1, self.size(dim))).map(with).collect()
+            }
+        };
         let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
-            let point = self.new_point(along, None);
-            return self.point(&[point]);
+            let points: Vec<_> = all.into_iter().map(|along| self.new_point(along, None)).collect();
+            return self.point(&points);
         };
         let lanes = b.lanes() as i64;
         let size = self.size(vector);
@@ -123,15 +131,18 @@ impl<'a, B: Builder> Loops<'a, B> {
         let mut run = |from, to, count: i64, mask: Option<B::Vector>| {
             let mut result = Ok(());
             b.repeat(from, to, lanes * count, &[], &mut |first, _| {
-                let mut point = |at: LaneIndex<B>, width: i64, slot: i64| {
-                    let mut along = along.clone();
-                    along.insert(vector, at);
-                    IndexPoint { slot: slot as usize, width: width as usize, ..self.new_point(along, mask) }
-                };
-                let points = match plan.run {
-                    Some(_) if count > 1 => vec![point(LaneIndex::Run(first), count, 0)],
-                    _ => (0..count).map(|slot| point(LaneIndex::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
-                };
+                let mut points = vec![];
+                for along in &all {
+                    let mut point = |at: LaneIndex<B>, width: i64, slot: i64| {
+                        let mut along = along.clone();
+                        along.insert(vector, at);
+                        points.push(IndexPoint { slot: slot as usize, width: width as usize, ..self.new_point(along, mask) });
+                    };
+                    match plan.run {
+                        Some(_) if count > 1 => point(LaneIndex::Run(first), count, 0),
+                        _ => (0..count).for_each(|slot| point(LaneIndex::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)),
+                    }
+                }
                 result = self.point(&points);
                 Vec::new()
             });

@@ -26,8 +26,11 @@ pub enum Step {
 pub struct LoopPlan {
     /// The dim that lanes run along, if any; the last of the grid if it belongs to the grid.
     pub vector: Option<Dim>,
-    /// Grid dims other than `vector`, outermost first.
+    /// Grid dims other than `vector` and `shared`, outermost first.
     pub grid: Vec<Dim>,
+    /// A short grid dim along which nothing that is read lies, as the halves of a rotation: an item computes all of
+    /// its points, which share what they read.
+    pub shared: Option<Dim>,
     pub vector_in_grid: bool,
     pub steps: Vec<Step>,
     /// Vectors of grid points computed together: more than one for reductions across rows, or one for each element of
@@ -67,6 +70,9 @@ const ENOUGH: i64 = 8 * 132;
 /// Warps that such a GPU runs at a time, at most.
 const RUNNING: i64 = 64 * 132;
 
+/// Points of a grid dim that an item computes at once, at most.
+const SHARED: u64 = 4;
+
 /// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a
 /// tile worth a call. A GPU has thousands of warps to keep busy.
 fn cuts(target: &Target) -> (i64, i64) {
@@ -99,6 +105,8 @@ impl LoopPlan {
         let (longest_segment, tile_work) = cuts(target);
         let steps = steps(kernel, grid);
         let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
+        let shared = shared(kernel, &others, &steps);
+        others.retain(|d| Some(*d) != shared);
         let work = (inner * body.nodes.len() as i64).max(1);
         let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let vectors = vector.filter(|_| vector_in_grid).map(|d| div_ceil(body.dims.size(d) as i64, lanes));
@@ -136,7 +144,7 @@ impl LoopPlan {
         };
         let items = points * segments;
         let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).min(share(items)).clamp(1, items.max(1)) };
-        LoopPlan { vector, grid: others, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
+        LoopPlan { vector, grid: others, shared, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
     }
 
     /// Outputs of one number per grid point.
@@ -193,6 +201,14 @@ fn team(body: &Body, steps: &[Step], unit: &dyn Fn(Dim) -> i64, most: i64) -> Op
     };
     let in_all = |d: &&Dim| stored.iter().all(|dims| dims.contains(d));
     dims?.iter().filter(in_all).filter_map(share).max_by_key(|t| t.members)
+}
+
+/// Of these grid dims the one whose points can share all that is read, if nothing else is done at a grid point than to
+/// store there.
+fn shared(kernel: &Kernel, grid: &[Dim], steps: &[Step]) -> Option<Dim> {
+    let stores = steps.iter().all(|s| matches!(s, Step::Store { dims, .. } if dims.is_empty()));
+    let short = |d: &&Dim| (2..=SHARED).contains(&kernel.body.dims.size(**d)) && kernel.inputs.iter().all(|i| !i.ty.has(**d));
+    grid.iter().find(short).copied().filter(|_| stores)
 }
 
 /// Bytes of a grid point's operands that are read by a nest that reduces, and again by one that stores.

@@ -5,10 +5,14 @@
 //! the order of additions, and with it the result, does not depend on who computes the tile. Frequent indices are
 //! often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU every n-th row is a tile's,
 //! which spreads them.
+//!
+//! A GPU waits for each value that it adds. So lanes have runs of columns where they can: a tile is wider then, of more
+//! tiles that own fewer rows each. And it asks for several vectors of indices before it looks at the first.
 
 use super::emit::Loops;
 use super::index_point::{IndexPoint, LaneIndex, StridedTensor, widen};
 use super::plan::{LoopPlan, running, vector_dim};
+use super::runs;
 use super::value::{KnownValues, local_row, zero};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{self, div_ceil};
@@ -28,17 +32,22 @@ struct Cuts {
     /// Owners of rows and chunks of columns, at most. Each owner reads all indices for each chunk.
     owners: i64,
     chunks: i64,
+    /// Tiles to aim at by more owners, where rows have few chunks.
+    tiles: i64,
     /// Owners take turns, row by row, if rows lie at least so many bytes apart.
     turns: Option<i64>,
+    /// Vectors of indices asked for before the first is looked at.
+    ahead: i64,
 }
 
 /// A GPU has thousands of warps to keep busy, and a warp adds one vector at a time. A CPU writes ranges of rows
 /// faster than every n-th row.
 fn cuts(target: &Target) -> Cuts {
     match target.arch {
-        Arch::X86_64 => Cuts { owners: 16, chunks: 1, turns: None },
-        // Rows of 128 bytes or more are whole cache lines.
-        Arch::Nvptx => Cuts { owners: 64, chunks: 128, turns: Some(128) },
+        Arch::X86_64 => Cuts { owners: 16, chunks: 1, tiles: 0, turns: None, ahead: 1 },
+        // Rows of 128 bytes or more are whole cache lines. More tiles would wait for fewer values each, but all of them
+        // look at all indices.
+        Arch::Nvptx => Cuts { owners: 64, chunks: 128, tiles: 4096, turns: Some(128), ahead: 4 },
     }
 }
 
@@ -71,6 +80,9 @@ struct Scatter<'a> {
     vector: Option<Dim>,
     chunk: i64,
     chunks: i64,
+    /// Neighbours along it that a lane has at a time, if several.
+    run: Option<i64>,
+    ahead: i64,
 }
 
 /// What a tile owns.
@@ -101,7 +113,15 @@ impl<'a> Scatter<'a> {
         let vector = vector_dim(kernel, |d| row.contains(&d) && !running.contains(&d));
         let size = vector.map_or(1, |d| body.dims.size(d) as i64);
         let lanes = target.lanes() as i64;
-        let chunk = (div_ceil(div_ceil(size, lanes), cuts.chunks) * lanes).min(size);
+        // Runs that would leave a rest of a row are none: all of a tile is written alike.
+        let run = vector.filter(|_| target.arch == Arch::Nvptx).and_then(|d| runs::width(kernel, d, &[], lanes));
+        let run = run.filter(|width| size % (width * lanes) == 0);
+        let unit = lanes * run.unwrap_or(1);
+        let chunk = (div_ceil(div_ceil(size, unit), cuts.chunks) * unit).min(size);
+        let chunks = div_ceil(size, chunk);
+        // Sums in scratch are kept by half as many rows of a tile, since a launch has scratch for so many warps alone.
+        let tiles = if in_output { cuts.tiles } else { 2 * cuts.tiles };
+        let owners = cuts.owners.max(tiles / chunks.max(4));
         let rows = body.dims.size(table) as i64;
         let apart = kernel.outputs.iter().map(|output| {
             let ty = &body[output.value].ty;
@@ -117,18 +137,20 @@ impl<'a> Scatter<'a> {
             over,
             in_output,
             owners: 0,
-            own_rows: div_ceil(rows, cuts.owners),
+            own_rows: div_ceil(rows, owners),
             interleaved,
             vector,
             chunk,
-            chunks: div_ceil(size, chunk),
+            chunks,
+            run,
+            ahead: cuts.ahead,
         };
         if !in_output {
             scatter.own_rows = scatter.own_rows.min(SCRATCH / scatter.row_bytes().max(1)).max(1);
         }
         scatter.owners = div_ceil(rows, scatter.own_rows);
         if interleaved {
-            scatter.owners = scatter.owners.max(rows.min(cuts.owners));
+            scatter.owners = scatter.owners.max(rows.min(owners));
         }
         Ok(scatter)
     }
@@ -155,10 +177,11 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
     let plan = LoopPlan {
         vector: scatter.vector,
         grid: Vec::new(),
+        shared: None,
         vector_in_grid: false,
         steps: Vec::new(),
         wide: 1,
-        run: None,
+        run: scatter.run,
         segment: 1,
         segments: 1,
         items: tiles,
@@ -286,16 +309,18 @@ impl Scatter<'_> {
         tile: &ScatterTile<B>,
         body: &mut AtPoint<'_, B>,
     ) {
-        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(point, dims, None, body) };
+        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(point, dims, self.run, body) };
         let others: Vec<Dim> = dims.iter().copied().filter(|d| *d != vector).collect();
-        let (size, lanes) = (loops.size(vector), b.lanes() as i64);
+        let (size, width) = (loops.size(vector), self.run.unwrap_or(1));
         loops.nest(point, &others, None, &mut |loops, point| {
-            // A chunk is one vector, unless the row is very long.
-            for before in (0..self.chunk).step_by(lanes as usize) {
+            // A chunk is one vector, or one of runs, unless the row is very long.
+            for before in (0..self.chunk).step_by(b.lanes() * width as usize) {
                 let first = b.index_add(tile.first, b.index(before));
-                let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
+                let lane = || b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(width));
+                let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), lane()), b.i64(size));
                 let mask = if ir::fault!("scatter.chunk.tail", 0, size % self.chunk) == 0 { point.mask } else { Some(point.also(b, within())) };
-                let point = loops.moved(point, vector, LaneIndex::Lanes(first), mask);
+                let at = if self.run.is_some() { LaneIndex::Run(first) } else { LaneIndex::Lanes(first) };
+                let point = IndexPoint { width: width as usize, ..loops.moved(point, vector, at, mask) };
                 body(loops, &point);
             }
         });
@@ -327,24 +352,36 @@ impl Scatter<'_> {
         };
         let Some((&last, outer)) = points.split_last() else {
             let (row, here) = rows(loops, &start);
-            b.each_lane(b.int2(IntBinary::And, own(row, here), b.mask_first(1)), &mut |_| body(loops, &start, b.first_as_index(row)));
+            b.each_lane(b.int2(IntBinary::And, own(row, here), b.mask_first(1)), row, &mut |_, row| body(loops, &start, row));
             return result;
         };
         let (size, lanes) = (loops.size(last), b.lanes() as i64);
+        let (together, whole) = (lanes * self.ahead, size / (lanes * self.ahead) * (lanes * self.ahead));
         loops.nest(&start, outer, None, &mut |loops, point| {
-            b.repeat(b.index(0), b.index(size), lanes, &[], &mut |first, _| {
-                let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
-                let there = (ir::fault!("scatter.lanes.tail", 0, size % lanes) != 0).then(within);
-                let many = loops.moved(point, last, LaneIndex::Lanes(first), there);
-                let (row, here) = rows(loops, &many);
-                let own = own(row, here);
-                b.each_lane(many.mask.map_or(own, |there| b.int2(IntBinary::And, own, there)), &mut |lane| {
-                    let one = loops.moved(point, last, LaneIndex::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
-                    let row = rows(loops, &one).0;
-                    body(loops, &one, b.first_as_index(row));
-                });
+            // Looks at `count` vectors of indices, from `first` on.
+            let mut look = |first: B::Index, count: i64, partial: bool| {
+                let asked: Vec<_> = (0..count)
+                    .map(|k| {
+                        let first = b.index_add(first, b.index(k * lanes));
+                        let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
+                        let there = partial.then(within);
+                        let many = loops.moved(point, last, LaneIndex::Lanes(first), there);
+                        let (row, here) = rows(loops, &many);
+                        (first, row, there.map_or(here, |there| b.int2(IntBinary::And, here, there)))
+                    })
+                    .collect();
+                for (first, row, here) in asked {
+                    b.each_lane(own(row, here), row, &mut |lane, row| {
+                        let at = ir::fault!("scatter.lanes.first", first, b.index_add(first, lane));
+                        let one = loops.moved(point, last, LaneIndex::Same(at), None);
+                        body(loops, &one, row);
+                    });
+                }
                 Vec::new()
-            });
+            };
+            b.repeat(b.index(0), b.index(whole), together, &[], &mut |first, _| look(first, self.ahead, false));
+            let partial = ir::fault!("scatter.lanes.tail", 0, size % lanes) != 0;
+            b.repeat(b.index(whole), b.index(size), lanes, &[], &mut |first, _| look(first, 1, partial));
         });
         result
     }
@@ -364,20 +401,18 @@ impl Scatter<'_> {
         self.nest(b, loops, point, &self.row, tile, &mut |loops, point| {
             let mut along = point.along.clone();
             along.insert(self.table, LaneIndex::Same(row));
-            let target = loops.new_point(along, point.mask);
+            let target = IndexPoint { width: point.width, ..loops.new_point(along, point.mask) };
             match loops.value(node.args[0], point, &mut KnownValues::new()) {
-                Ok(value) => {
-                    let (old, value) = (sums.load(b, &target)[0], value[0]);
-                    let sum = if sums.lane == Lane::F32 {
-                        ir::fault!("scatter.sum.twice", value, b.add(old, value))
-                    } else {
-                        b.int2(IntBinary::Add, old, value)
-                    };
-                    sums.store(b, &target, &[sum]);
-                }
+                Ok(value) => sums.add(b, &target, &value, &|old, value| match sums.lane {
+                    Lane::F32 => ir::fault!("scatter.sum.twice", value, b.add(old, value)),
+                    _ => b.int2(IntBinary::Add, old, value),
+                }),
                 Err(error) => result = Err(error),
             }
         });
         result
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,4 @@
+use super::plan::LoopPlan;
 use crate::object::{self, Emit};
 use crate::target::Target;
 use crate::testing::{KernelDraft, RandomNumbers, check, check_with, emulate, golden, random_inputs, run, seeds};
@@ -456,71 +457,6 @@ fn random_kernels_agree_with_the_evaluator() {
     }
 }
 
-fn scatter(base: bool, epilogue: bool) -> Kernel {
-    let mut make = KernelDraft::default();
-    let [b, s, h] = [("b", 2), ("s", 9), ("h", 21)].map(|(n, s)| make.dim(n, s));
-    let v = make.sharded_dim("v", if base { 4 } else { 37 }, 37, 0);
-    make.scalar(DType::I32);
-    let values = make.input(DType::F32, &[b, s, h]);
-    let index = make.input(DType::I32, &[b, s]);
-    let mut table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [v, h]));
-    if epilogue {
-        let old = make.input(DType::F32, &[v, h]);
-        table = make.op(Op::Add, &[table, old]);
-    }
-    make.kernel(Family::Scatter, &[table])
-}
-
-#[test]
-fn rows_are_summed_by_index_and_missing_rows_are_skipped() {
-    for (base, epilogue) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut kernel = scatter(base, epilogue);
-        check(&kernel, &[if base { 3.0 } else { 0.0 }], 1e-6);
-        kernel.outputs[0].accumulate = true;
-        check(&kernel, &[if base { 3.0 } else { 0.0 }], 1e-6);
-    }
-}
-
-#[test]
-fn rows_and_chunks_of_columns_are_dealt_out_and_summed_in_storage_order() {
-    // The first size has several owners and chunks on a GPU, the last chunk partial. In the second, rows are so long
-    // that a chunk has several vectors.
-    for (rows, columns) in [(200, 75), (5, 4200)] {
-        for (epilogue, accumulate) in [(false, false), (false, true), (true, false)] {
-            let mut make = KernelDraft::default();
-            let [b, s, v, h] = [("b", 2), ("s", 40), ("v", rows), ("h", columns)].map(|(n, s)| make.dim(n, s));
-            let values = make.input(DType::F32, &[b, s, h]);
-            let index = make.input(DType::I32, &[b, s]);
-            let mut table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [v, h]));
-            if epilogue {
-                let old = make.input(DType::F32, &[v, h]);
-                table = make.op(Op::Binary(Binary::Mul), &[table, old]);
-            }
-            let mut kernel = make.kernel(Family::Scatter, &[table]);
-            kernel.outputs[0].accumulate = accumulate;
-            let mut inputs = random_inputs(&kernel, 3, rows);
-            // Half of the indices name one of three rows; some name no row.
-            for (at, id) in inputs[1].iter_mut().enumerate() {
-                *id = [(at % 3) as f64, *id, 0.0, *id, 1.0, *id, 2.0, if at % 16 == 7 { -1.0 } else { rows as f64 }][at % 8];
-            }
-            check_with(&kernel, &inputs, &[], 1e-5);
-            let host = Target::host().expect("a supported machine");
-            let [here, there] = [run(&kernel, &host, &inputs, &[], 2.0), emulate(&kernel, &Target::gpu("sm_90a"), &inputs, &[], 2.0)];
-            assert!(here == there, "{rows} rows of {columns} columns are added in another order");
-        }
-    }
-}
-
-#[test]
-fn a_scatter_may_keep_dims_of_its_index() {
-    let mut make = KernelDraft::default();
-    let [b, s, v, h] = [("b", 2), ("s", 9), ("v", 7), ("h", 5)].map(|(n, s)| make.dim(n, s));
-    let values = make.input(DType::F32, &[b, s, h]);
-    let index = make.input(DType::I32, &[b, s]);
-    let table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [h, b, v]));
-    check(&make.kernel(Family::Scatter, &[table]), &[], 1e-6);
-}
-
 #[test]
 fn an_output_over_an_input_is_stored_after_every_read() {
     // The gradient of cross entropy overwrites the logits, of which another output picks an element.
@@ -560,6 +496,39 @@ fn a_kernel_may_have_more_operands_than_older_drivers_take() {
     terms.push(make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[square]));
     let sum = make.op(Op::Add, &terms);
     check(&make.kernel(Family::Loops { grid: vec![] }, &[square, sum]), &[], 1e-4);
+}
+
+#[test]
+fn points_of_a_short_dim_share_what_is_read() {
+    // The first kernel is a rotation: nothing that it reads lies along the halves. The second is its gradient, which
+    // joins them. In the third an operand lies along them.
+    for (joined, apart) in [(false, false), (true, false), (false, true)] {
+        let mut make = KernelDraft::default();
+        let [s, two, p] = [("s", 5), ("two", 2), ("p", 70)].map(|(n, size)| make.dim(n, size));
+        let [a, b] = [0, 1].map(|_| make.input(DType::Bf16, &[s, p]));
+        let [cos, sin] = [0, 1].map(|_| make.input(DType::Bf16, &[s, p]));
+        let mul = |make: &mut KernelDraft, a, b| make.op(Op::Binary(Binary::Mul), &[a, b]);
+        let [ac, bs, bc, a_s] = [(a, cos), (b, sin), (b, cos), (a, sin)].map(|(x, y)| mul(&mut make, x, y));
+        let (first, second) = (make.op(Op::Binary(Binary::Sub), &[ac, bs]), make.op(Op::Add, &[bc, a_s]));
+        let mut both = if joined {
+            let halves = [(first, 0), (second, 1)].map(|(half, at)| make.op(Op::Pad { from: None, to: two, at }, &[half]));
+            make.op(Op::Add, &halves)
+        } else {
+            let half = make.source(Op::Iota(two), DType::I32, &[two]);
+            let (half, zero) = (make.op_as(Op::Cast, &[half], Type::new(DType::F32, [two])), make.number(0.0));
+            let is_first = make.op(Op::Compare(Compare::Eq), &[half, zero]);
+            make.op(Op::Select, &[is_first, first, second])
+        };
+        if apart {
+            let scale = make.input(DType::Bf16, &[two]);
+            both = mul(&mut make, both, scale);
+        }
+        let both = make.ordered(both, &[s, two, p]);
+        let kernel = make.kernel(Family::Loops { grid: vec![s, two, p] }, &[both]);
+        let plan = LoopPlan::new(&kernel, &[s, two, p], &Target::gpu("sm_90a"));
+        assert_eq!(plan.shared, (!apart).then_some(two));
+        check(&kernel, &[], 1e-2);
+    }
 }
 
 /// The text has a `.loc` line for each op that is computed.

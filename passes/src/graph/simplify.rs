@@ -8,9 +8,10 @@ use std::hash::BuildHasher;
 
 /// Rewrites the graph into normal form. The values it computes are the same, bit for bit, but for the order of sums.
 ///
-/// `a - b` becomes `a + (-b)`, so that one op holds all sums; a sum used once, by a sum of the same dims, is merged into it, so
-/// that partial terms can be reduced together; casts to the same type and expansions to the same dims vanish; equal nodes
-/// of one phase and layer become one.
+/// `a - b` becomes `a + (-b)`, so that one op holds all sums; a sum used once, by a sum of the same dims, is merged into
+/// it, so that partial terms can be reduced together; a dot that sums over nothing is a product of elements, which loops
+/// compute beside others; a slice of a widened value is a widened slice; casts to the same type and expansions to the
+/// same dims vanish; equal nodes of one phase and layer become one.
 pub fn simplify(graph: Graph) -> Graph {
     let graph = rebuild(graph, &rewrite);
     let users = graph.body.users();
@@ -37,6 +38,10 @@ fn rewrite(body: &mut Body, node: Node) -> Rewrite {
             let minus = body.push(Op::Unary(Unary::Neg), [node.args[1]], ty, node.origin.clone());
             Rewrite::Keep(Node { op: Op::Add, args: vec![node.args[0], ir::fault!("simplify.sub.sign", node.args[1], minus)], ..node })
         }
+        Op::Dot { ref over, .. } if over.is_empty() && node.args.iter().all(|a| body[*a].ty.dtype == node.ty.dtype) => {
+            let [a, b] = [node.args[0], node.args[1]];
+            Rewrite::Keep(Node { op: Op::Binary(Binary::Mul), args: vec![a, ir::fault!("simplify.product.factor", a, b)], ..node })
+        }
         Op::Cast | Op::Expand
             if ir::fault!("simplify.cast.dropped", body[node.args[0]].ty.dims == node.ty.dims, body[node.args[0]].ty == node.ty) =>
         {
@@ -56,10 +61,23 @@ fn rewrite(body: &mut Body, node: Node) -> Rewrite {
             }
             Some(_) | None => Rewrite::Keep(node),
         },
+        // What is sliced is in memory, so it had better be the narrower value.
+        Op::Slice { .. } if widens(body, node.args[0]) => {
+            let narrow = body[node.args[0]].args[0];
+            let mut ty = node.ty.clone();
+            ty.dtype = body[narrow].ty.dtype;
+            let part = body.push(node.op, [narrow], ty, node.origin.clone());
+            Rewrite::Keep(Node { op: Op::Cast, args: vec![part], ..node })
+        }
         // Differentiation is over, so the op is an identity.
         Op::StopGradient => Rewrite::Is(node.args[0]),
         _ => Rewrite::Keep(node),
     }
+}
+
+/// Whether a value is another one in more bytes.
+fn widens(body: &Body, v: Value) -> bool {
+    body[v].op == Op::Cast && body[body[v].args[0]].ty.dtype.bytes() < body[v].ty.dtype.bytes()
 }
 
 /// The summed value, the dim and the index, if the sum has only elements at one index of a summed dim: `select(iota d

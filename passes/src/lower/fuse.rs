@@ -62,6 +62,7 @@ pub fn fuse(local: &Local, added: &InPlaceSums, predicates: &[Option<Value>]) ->
             Role::Inline | Role::Source | Role::Alias => {}
         }
     }
+    f.join_readers();
     f.finish()
 }
 
@@ -196,6 +197,28 @@ impl Fusion<'_> {
         self.of[v.index()] = Some(into);
         self.aliased[into].extend(aliased);
         self.order.merge(merged, direct);
+    }
+
+    /// Joins groups of pointwise ops with others that read them. A node comes to a group that holds no node after it, so
+    /// values that later nodes read keep it out; now these are known. Sums stay apart: those of one kernel would wait
+    /// for each other.
+    fn join_readers(&mut self) {
+        for reader in 0..self.groups.len() {
+            while self.groups[reader].live && self.is_pointwise(reader) {
+                let Some(&v) = self.groups[reader].nodes.first() else { break };
+                let fits =
+                    |g: &&usize| self.groups[**g].live && self.is_pointwise(**g) && self.fits(&[reader, **g], v, &BTreeSet::new(), &BTreeSet::new());
+                let Some(read) = self.order.direct(reader).iter().find(fits).copied() else { break };
+                self.join(v, &[reader, read], BTreeSet::new(), BTreeSet::new());
+            }
+        }
+    }
+
+    /// Whether a group has neither a contraction nor a reduction.
+    fn is_pointwise(&self, group: usize) -> bool {
+        let draft = &self.groups[group];
+        draft.anchor.is_none()
+            && draft.nodes.iter().all(|n| self.body[*n].op.kind() != OpKind::Reduction && !matches!(self.body[*n].op, Op::Dot { .. }))
     }
 
     /// Groups that make these values, or what they are views of.

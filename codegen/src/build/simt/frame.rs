@@ -176,14 +176,14 @@ impl<'c> Frame for Simt<'c> {
         self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
     }
 
-    fn each_lane(&self, mask: Value<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
+    fn each_lane(&self, mask: Value<'c>, values: Value<'c>, body: &mut dyn FnMut(IntValue<'c>, IntValue<'c>)) {
         let word = self.ballot(mask);
         let count = self.widen(self.count_ones(word));
         let never_zero = self.context.bool_type().const_int(1, false);
         self.counted([self.index(0), count, self.index(1)], &[word.into()], &mut |_, left| {
             let left = left[0].into_int_value();
             let lane = self.value("llvm.cttz", &[left.get_type().into()], &[left.into(), never_zero.into()]);
-            body(self.widen(lane.into_int_value()));
+            body(self.widen(lane.into_int_value()), self.shuffle("idx", values, lane).into_int_value());
             vec![self.bits(IntBinary::And, left, self.index_sub(left, self.word(1))).into()]
         });
     }

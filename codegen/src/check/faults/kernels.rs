@@ -68,6 +68,19 @@ fn softmax(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
     m.kernel(Family::Loops { grid: vec![s] }, &[y, most])
 }
 
+/// Pairs of numbers turned by the same angles: the first halves, then the second ones.
+fn rotation(dtype: DType, [rows, size]: [u64; 2]) -> Kernel {
+    let mut m = KernelDraft::default();
+    let [s, two, h] = m.dims([("s", rows), ("two", 2), ("h", size)]);
+    let [a, b, cos, sin] = [0, 1, 2, 3].map(|_| m.input(dtype, &[s, h]));
+    let [ac, bs, bc, a_s] = [(a, cos), (b, sin), (b, cos), (a, sin)].map(|(x, y)| m.binary(Binary::Mul, x, y));
+    let (first, second) = (m.binary(Binary::Sub, ac, bs), m.op(Op::Add, &[bc, a_s]));
+    let halves = [(first, 0), (second, 1)].map(|(half, at)| m.op(Op::Pad { from: None, to: two, at }, &[half]));
+    let both = m.op(Op::Add, &halves);
+    let both = m.ordered(both, &[s, two, h]);
+    m.kernel(Family::Loops { grid: vec![s, two, h] }, &[both])
+}
+
 /// The greatest element of each row, and its index.
 fn greatest(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
     let mut m = KernelDraft::default();
@@ -413,6 +426,7 @@ pub fn cases() -> Vec<FaultCase> {
         ("softmax", softmax(F32, [9, 70])),
         ("softmax in bf16", softmax(BF16, [9, 70])),
         ("softmax of some tiles", softmax(F32, [2000, 3000])),
+        ("rotation", rotation(F32, [9, 70])),
         ("greatest", greatest(F32, [9, 70])),
         ("greatest in bf16", greatest(BF16, [9, 70])),
         ("columns", columns([40, 300], true)),

@@ -27,6 +27,10 @@ impl GroupOrder {
         self.place.push(own);
     }
 
+    pub fn direct(&self, group: usize) -> &BTreeSet<usize> {
+        &self.direct[group]
+    }
+
     pub fn readers(&self, group: usize) -> &BTreeSet<usize> {
         &self.readers[group]
     }
