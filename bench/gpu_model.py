@@ -129,8 +129,8 @@ def main() -> None:
     print()
     print("## Beside what was measured\n")
     print("Predictions are of today's kernels, times are [an H100's](gpu.md#times) of 26 November. Sums by index and to few")
-    print("results, norms of long rows, and the order of attention's tiles have changed since; there are fewer casts and")
-    print("rotations. Of the card the model knows what a copy and cuBLAS reach; nothing was fitted to mcc's kernels.\n")
+    print("results, norms of long rows, and the order of attention's tiles have changed since; so have the kernels that a")
+    print("row adds up. Of the card the model knows what a copy and cuBLAS reach; nothing was fitted to mcc's kernels.\n")
     beside_measured()
     steps = []
     for name, model, flags in STEPS:

@@ -119,7 +119,9 @@ impl<'a> Scatter<'a> {
         let unit = lanes * run.unwrap_or(1);
         let chunk = (div_ceil(div_ceil(size, unit), cuts.chunks) * unit).min(size);
         let chunks = div_ceil(size, chunk);
-        // Sums in scratch are kept by half as many rows of a tile, since a launch has scratch for so many warps alone.
+        // A launch has 64 MiB of scratch (`abi.rs`): where sums are kept there, tiles of half as many rows let more warps
+        // run. Of rows with less than four chunks there are fewer tiles, which have little to do beside their looks at
+        // all indices.
         let tiles = if in_output { cuts.tiles } else { 2 * cuts.tiles };
         let owners = cuts.owners.max(tiles / chunks.max(4));
         let rows = body.dims.size(table) as i64;

@@ -217,8 +217,7 @@ impl Fusion<'_> {
     /// Whether a group has neither a contraction nor a reduction.
     fn is_pointwise(&self, group: usize) -> bool {
         let draft = &self.groups[group];
-        draft.anchor.is_none()
-            && draft.nodes.iter().all(|n| self.body[*n].op.kind() != OpKind::Reduction && !matches!(self.body[*n].op, Op::Dot { .. }))
+        draft.anchor.is_none() && draft.nodes.iter().all(|n| self.body[*n].op.over().is_empty())
     }
 
     /// Groups that make these values, or what they are views of.
