@@ -6,8 +6,8 @@ use crate::fault::Wrong;
 use crate::history::AccessKind;
 use crate::inst::*;
 use crate::order::Engine;
-use crate::shared::aligned;
-use crate::warp::Longs;
+use crate::shared::{aligned, in_shared, mapped, rank_of};
+use crate::warp::{LaunchGeometry, Longs};
 
 /// The space of an address, and the address within it.
 fn locate(space: Space, address: u64) -> (Space, u64) {
@@ -18,12 +18,12 @@ fn locate(space: Space, address: u64) -> (Space, u64) {
         Space::Generic if address >= SHARED => (Space::Shared, address - SHARED),
         // Nothing lies at this address, which the access to global memory reports.
         Space::Generic => (Space::Global, address),
-        Space::Shared if (SHARED..LOCAL).contains(&address) => (Space::Shared, address - SHARED),
+        Space::Shared | Space::Cluster => (Space::Shared, in_shared(address)),
         Space::Local if (LOCAL..PARAM).contains(&address) => (Space::Local, address - LOCAL),
         // Constant memory lies in the range of global memory.
         Space::Param if address >= GLOBAL => (Space::Global, address),
         Space::Param if address >= PARAM => (Space::Param, address - PARAM),
-        Space::Global | Space::Shared | Space::Local | Space::Param => (space, address),
+        Space::Global | Space::Local | Space::Param => (space, address),
     }
 }
 
@@ -45,7 +45,7 @@ impl Block<'_> {
         match op {
             Op::ToGeneric(space, d, a) => {
                 let base = match space {
-                    Space::Shared => SHARED,
+                    Space::Shared | Space::Cluster => SHARED,
                     Space::Local => LOCAL,
                     Space::Generic | Space::Global | Space::Param => 0,
                 };
@@ -55,6 +55,18 @@ impl Block<'_> {
             Op::FromGeneric(space, d, a) => {
                 let out = self.warps[w].bits(*a).map(|x| locate(if *space == Space::Param { Space::Param } else { Space::Generic }, x).1);
                 let out = if matches!(space, Space::Global | Space::Param) { self.warps[w].bits(*a) } else { out };
+                self.warps[w].set(*d, &out, mask);
+            }
+            Op::MapRank(space, d, a, rank) => {
+                let (at, ranks) = (self.warps[w].bits(*a), self.warps[w].word(*rank));
+                let base = if *space == Space::Generic { SHARED } else { 0 };
+                let mut out = [0; 32];
+                for l in lanes(mask) {
+                    if ranks[l] >= self.warps[w].place.ranks {
+                        return Err(Wrong::Undefined(format!("`mapa` to block {} of a cluster of {}", ranks[l], self.warps[w].place.ranks)));
+                    }
+                    out[l] = base + mapped(ranks[l].into(), in_shared(at[l]));
+                }
                 self.warps[w].set(*d, &out, mask);
             }
             Op::Load { space, order, ty, d, a } => {
@@ -87,10 +99,11 @@ impl Block<'_> {
                 self.tell_and_hear(w, *space, &at, mask, *order, [true, false]);
             }
             Op::Atom { op: Atomic::Inc, d, b, .. } if self.options.turns => {
-                let (last, blocks) = (self.warps[w].bits(*b), self.warps[w].place.grid.iter().map(|n| u64::from(*n)).product::<u64>());
+                let LaunchGeometry { grid, ranks, .. } = self.warps[w].place;
+                let (last, clusters) = (self.warps[w].bits(*b), grid.iter().map(|n| u64::from(*n)).product::<u64>() / u64::from(ranks));
                 let mut old = [0; 32];
                 for l in lanes(mask) {
-                    old[l] = (u64::from(self.number) + blocks * self.taken).min(last[l]);
+                    old[l] = (u64::from(self.number / ranks) + clusters * self.taken).min(last[l]);
                     self.taken += 1;
                 }
                 self.warps[w].set(*d, &old, mask);
@@ -112,7 +125,7 @@ impl Block<'_> {
                 for (m, d) in d.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
                     for (r, row) in rows.iter_mut().enumerate() {
-                        let address = self.shared_address(at[8 * m + r]);
+                        let address = self.shared_place(w, at[8 * m + r]);
                         aligned(address, 16)?;
                         self.shared.note_read(address, 16, Block::own(&self.warps[w]))?;
                         let bytes = self.shared.peek(address, 16)?;
@@ -132,7 +145,7 @@ impl Block<'_> {
                 for (m, s) in s.iter().enumerate() {
                     let v = self.warps[w].word(*s);
                     for r in 0..8 {
-                        let address = self.shared_address(at[8 * m + r]);
+                        let address = self.shared_place(w, at[8 * m + r]);
                         aligned(address, 16)?;
                         self.shared.note_write(address, 16, Block::own(&self.warps[w]))?;
                         let element = |c: usize| {
@@ -207,7 +220,7 @@ impl Block<'_> {
 
     fn load(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32, strong: bool) -> Result<u64, Wrong> {
         match locate(space, address) {
-            (Space::Shared, at) => self.shared.load(at, bytes, strong, Block::own(&self.warps[w])),
+            (Space::Shared, at) => self.shared.load(self.reached(w, space, at)?, bytes, strong, Block::own(&self.warps[w])),
             (Space::Local, at) => {
                 let at = self.local(lane, at, bytes)?;
                 Ok(little(&self.warps[w].local[at..at + bytes as usize]))
@@ -223,14 +236,14 @@ impl Block<'_> {
                 let end = end.ok_or_else(outside)?;
                 Ok(little(&self.parameters[at as usize..end as usize]))
             }
-            (Space::Global | Space::Generic, at) => self.memory.load(at, bytes),
+            (Space::Global | Space::Generic | Space::Cluster, at) => self.memory.load(at, bytes),
         }
     }
 
     #[allow(clippy::too_many_arguments)]
     fn store(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32, value: u64, strong: bool) -> Result<(), Wrong> {
         match locate(space, address) {
-            (Space::Shared, at) => self.shared.store(at, bytes, value, strong, Block::own(&self.warps[w])),
+            (Space::Shared, at) => self.shared.store(self.reached(w, space, at)?, bytes, value, strong, Block::own(&self.warps[w])),
             (Space::Local, at) => {
                 let at = self.local(lane, at, bytes)?;
                 self.warps[w].local[at..at + bytes as usize].copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
@@ -239,8 +252,20 @@ impl Block<'_> {
             (Space::Param, at) => {
                 Err(Wrong::OutOfBounds { space: "parameter", address: at, bytes: u64::from(bytes), what: "what may be written".into() })
             }
-            (Space::Global | Space::Generic, at) => self.memory.store(at, bytes, value),
+            (Space::Global | Space::Generic | Space::Cluster, at) => self.memory.store(at, bytes, value),
         }
+    }
+
+    /// The place that a warp reaches at an address in shared memory.
+    fn reached(&self, w: usize, space: Space, address: u64) -> Result<u64, Wrong> {
+        let (own, at) = (self.warps[w].rank(), self.shared_place(w, address));
+        if rank_of(at) == own {
+            return Ok(at);
+        }
+        if space == Space::Shared {
+            return Err(Wrong::Undefined("shared memory of another block is reached by `.shared::cluster`".into()));
+        }
+        self.reachable(at).map(|()| at)
     }
 
     fn local(&self, lane: usize, address: u64, bytes: u32) -> Result<usize, Wrong> {
@@ -256,13 +281,14 @@ impl Block<'_> {
         let bytes = ty.bytes().max(4);
         match locate(space, address) {
             (Space::Shared, at) => {
+                let at = self.reached(w, space, at)?;
                 aligned(at, u64::from(bytes))?;
                 self.shared.note_atomic(at, bytes as usize, Block::own(&self.warps[w]))?;
                 let old = little(self.shared.peek(at, bytes as usize)?);
                 self.shared.poke(at, &f(old).to_le_bytes()[..bytes as usize])?;
                 Ok(old)
             }
-            (Space::Global | Space::Generic, at) => self.memory.update(at, bytes, f),
+            (Space::Global | Space::Generic | Space::Cluster, at) => self.memory.update(at, bytes, f),
             (Space::Local | Space::Param, at) => {
                 Err(Wrong::OutOfBounds { space: "atomic", address: at, bytes: u64::from(bytes), what: "global and shared memory".into() })
             }

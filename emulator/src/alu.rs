@@ -335,7 +335,10 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
         | Op::CpArrive { .. }
         | Op::BarrierInit(..)
         | Op::BarrierInval(_)
-        | Op::BarrierArrive(..)
+        | Op::BarrierArrive { .. }
+        | Op::ClusterArrive { .. }
+        | Op::ClusterWait
+        | Op::MapRank(..)
         | Op::BarrierTest { .. }
         | Op::TensorLoad { .. }
         | Op::TensorStore { .. }

@@ -1,4 +1,4 @@
-//! The state of a block's barriers and mbarriers (PTX ISA, sections 9.7.13.1 and 9.7.13.15).
+//! The state of barriers and mbarriers, of a block or of all blocks of a cluster (PTX ISA, sections 9.7.13.1 and 9.7.13.15).
 
 use crate::fault::Wrong;
 use crate::order::{Stamp, View};
@@ -6,10 +6,21 @@ use std::collections::BTreeMap;
 
 pub struct Barriers {
     pub count: usize,
-    pub named: BTreeMap<u32, Named>,
+    /// By the rank of their block, and their number.
+    pub named: BTreeMap<(u64, u32), Named>,
+    /// By their place in shared memory.
     pub phases: BTreeMap<u64, Phases>,
+    pub cluster: ClusterBarrier,
     /// The number of mbarrier phases that have completed.
     pub completed: u64,
+}
+
+/// The barrier of a cluster.
+pub struct ClusterBarrier {
+    pub phase: u64,
+    /// What those that arrived make known, and the same of the last completed phase.
+    pub arrivals: View,
+    pub done: View,
 }
 
 /// A barrier of the block that warps are arriving at.
@@ -28,10 +39,10 @@ pub struct Phases {
     /// Bytes that copies must still bring.
     pub bytes: i64,
     pub phase: u64,
-    /// What those that arrived have seen.
-    pub arrivals: View,
+    /// What those that arrived have seen: in the mbarrier's block, and in others of the cluster.
+    pub arrivals: [View; 2],
     /// The same, up to the last completed phase.
-    pub done: View,
+    pub done: [View; 2],
     pub init: Stamp,
     /// Whether a fence makes the initialisation visible to copies.
     pub fenced: bool,
@@ -39,7 +50,8 @@ pub struct Phases {
 
 impl Barriers {
     pub fn new(warps: usize) -> Barriers {
-        Barriers { count: warps, named: BTreeMap::new(), phases: BTreeMap::new(), completed: 0 }
+        let cluster = ClusterBarrier { phase: 0, arrivals: View::new(warps), done: View::new(warps) };
+        Barriers { count: warps, named: BTreeMap::new(), phases: BTreeMap::new(), cluster, completed: 0 }
     }
 
     pub fn describe(&self, address: u64) -> String {
@@ -60,7 +72,7 @@ impl Barriers {
         }
         b.phase += 1;
         b.pending = b.count;
-        b.done.join(&b.arrivals);
+        b.done.iter_mut().zip(&b.arrivals).for_each(|(done, arrivals)| done.join(arrivals));
         self.completed += 1;
         true
     }

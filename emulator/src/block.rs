@@ -1,4 +1,4 @@
-//! A block of threads: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in
+//! A block of threads, or the blocks of a cluster: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in
 //! its own time.
 
 use crate::alu;
@@ -17,6 +17,7 @@ use crate::shared::Shared;
 use crate::touched::BlockAccesses;
 use crate::warp::{LaunchGeometry, State, Warp};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// When copies and matrix products happen that a kernel starts and later waits for. What it does right happens right
 /// at any time.
@@ -114,6 +115,7 @@ pub enum Flow {
     Moved,
 }
 
+/// A block, or all blocks of a cluster, whose warps are numbered through.
 pub struct Block<'a> {
     pub kernel: &'a Kernel,
     pub memory: &'a Memory,
@@ -124,6 +126,7 @@ pub struct Block<'a> {
     /// The block's accesses to global memory, if these are watched, and those of its launch.
     pub touched: Option<BlockAccesses>,
     pub launch: &'a LaunchAccesses,
+    /// The number of the block, or of the cluster's first.
     pub number: u32,
     /// Numbers that the block has taken from a counter ([`Options::turns`]).
     pub taken: u64,
@@ -146,11 +149,15 @@ impl<'a> Block<'a> {
         launch: &'a LaunchAccesses,
     ) -> Block<'a> {
         let threads = place.threads.iter().product::<u32>();
-        let count = threads.div_ceil(32) as usize;
+        let (of_block, ranks) = (threads.div_ceil(32) as usize, place.ranks as usize);
+        let count = ranks * of_block;
         let warps: Vec<Warp> = (0..count)
             .map(|id| {
-                let lanes = (threads - 32 * id as u32).min(32);
-                Warp::new(id, u32::MAX >> (32 - lanes), place, kernel, View::new(count))
+                let (rank, within) = (id / of_block, id % of_block);
+                let lanes = (threads - 32 * within as u32).min(32);
+                let [x, y, z] = place.block;
+                let place = LaunchGeometry { block: [x + rank as u32, y, z], ..place };
+                Warp::new([id, within], u32::MAX >> (32 - lanes), place, kernel, View::new(count))
             })
             .collect();
         let [x, y, z] = place.block.map(u64::from);
@@ -161,7 +168,7 @@ impl<'a> Block<'a> {
             memory,
             parameters,
             options,
-            shared: Shared::new(kernel.shared_bytes as usize + place.dynamic as usize, options.races),
+            shared: Shared::new(ranks, kernel.shared_bytes as usize + place.dynamic as usize, options.races),
             touched: options.global_races.then(BlockAccesses::default),
             launch,
             number,
@@ -171,9 +178,15 @@ impl<'a> Block<'a> {
             warps,
             tasks: VecDeque::new(),
             statistics: Statistics::default(),
-            counting: options.count.then(|| Counting::new(count, kernel.registers)),
+            counting: options.count.then(|| Counting::new(ranks as u64, count, kernel.registers)),
             random,
         }
+    }
+
+    /// The warps of the block that a warp belongs to.
+    pub fn of_block(&self, w: usize) -> Range<usize> {
+        let (first, count) = (w - self.warps[w].of_block, self.warps.len() / self.warps[w].place.ranks as usize);
+        first..first + count
     }
 
     /// The next number of a sequence drawn from the seed (splitmix64, Steele, Lea and Flood, 2014).
@@ -250,7 +263,8 @@ impl<'a> Block<'a> {
                 State::Barrier(id) => format!("warp {} waits at barrier {id}, line {line}", w.id),
                 State::Waiting { barrier, .. } => format!("warp {} waits at line {line} for {}", w.id, self.barriers.describe(barrier)),
                 State::Matrix => format!("warp {} waits at line {line} for `wgmma` of the other warps of its warpgroup", w.id),
-                State::Registers(count) => format!("warp {} waits at line {line} for {}", w.id, self.describe_pool(count)),
+                State::Cluster => format!("warp {} waits at line {line} for all warps of its cluster", w.id),
+                State::Registers(count) => format!("warp {} waits at line {line} for {}", w.id, self.describe_pool(w.id, count)),
                 State::Running | State::Done => continue,
             };
             where_.push(what);
@@ -263,7 +277,7 @@ impl<'a> Block<'a> {
     /// past others.
     fn waits_at(w: &Warp) -> u32 {
         match w.state {
-            State::Registers(_) | State::Matrix => w.pc(),
+            State::Registers(_) | State::Matrix | State::Cluster => w.pc(),
             State::Barrier(_) | State::Waiting { .. } | State::Running | State::Done => w.pc().saturating_sub(1),
         }
     }
@@ -332,6 +346,7 @@ impl<'a> Block<'a> {
             Op::Trap => return Err(Wrong::Trap),
             Op::ToGeneric(..)
             | Op::FromGeneric(..)
+            | Op::MapRank(..)
             | Op::Load { .. }
             | Op::Store { .. }
             | Op::Atom { .. }
@@ -339,12 +354,14 @@ impl<'a> Block<'a> {
             | Op::StMatrix { .. } => {
                 self.access(w, op, mask)?;
             }
+            Op::ClusterWait => return self.wait_for_cluster(w, mask),
             Op::Registers(count, more) => return self.set_registers(w, *count, *more, mask),
             Op::Shfl { .. } | Op::Vote { .. } | Op::Redux { .. } | Op::Elect(..) | Op::SyncWarp(_) => self.exchange(w, op, mask)?,
             Op::Bar { .. }
             | Op::BarrierInit(..)
             | Op::BarrierInval(_)
-            | Op::BarrierArrive(..)
+            | Op::BarrierArrive { .. }
+            | Op::ClusterArrive { .. }
             | Op::BarrierTest { .. }
             | Op::Fence
             | Op::FenceProxy
@@ -415,7 +432,7 @@ impl<'a> Block<'a> {
             counting.end(&self.warps[w]);
         }
         self.finish_copies(w)?;
-        self.left_block();
+        self.left_block(w);
         Ok(())
     }
 }

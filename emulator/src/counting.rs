@@ -31,14 +31,14 @@ struct Clock {
     taken: u64,
 }
 
-/// The counts of one block.
+/// The counts of a block, or of the blocks of a cluster.
 pub struct Counting {
     pub counts: Counts,
     clocks: Vec<Clock>,
 }
 
 impl Counting {
-    pub fn new(warps: usize, registers: [usize; 3]) -> Counting {
+    pub fn new(blocks: u64, warps: usize, registers: [usize; 3]) -> Counting {
         let clock = |_| Clock {
             ready: vec![0; registers.iter().sum()],
             used: 0,
@@ -52,7 +52,7 @@ impl Counting {
             last: 0,
             taken: 0,
         };
-        let counts = Counts { blocks: 1, warps: warps as u64, ..Counts::default() };
+        let counts = Counts { blocks, warps: warps as u64, ..Counts::default() };
         Counting { counts, clocks: (0..warps).map(clock).collect() }
     }
 
@@ -122,7 +122,7 @@ impl Counting {
             }
             Op::LdMatrix { d, a, .. } => rows(&mut counts.shared, &warp.addresses(*a), d.len()),
             Op::StMatrix { a, s, .. } => rows(&mut counts.shared, &warp.addresses(*a), s.len()),
-            Op::Bar { .. } | Op::BarrierTest { .. } => counts.barriers += 1,
+            Op::Bar { .. } | Op::ClusterWait | Op::BarrierTest { .. } => counts.barriers += 1,
             Op::Mma { element, k, .. } => counts.products[0][usize::from(*element == Element::Tf32)] += 2 * 16 * 8 * u64::from(*k),
             Op::Wgmma(_) => clock.multiplies = true,
             Op::TensorLoad { .. } => clock.copies += 1,

@@ -268,11 +268,13 @@ fn orders(op: &Op) -> bool {
             | Op::Bra { .. }
             | Op::Bar { .. }
             | Op::SyncWarp(_)
+            | Op::ClusterArrive { .. }
+            | Op::ClusterWait
             | Op::Fence
             | Op::Registers(..)
             | Op::BarrierInit(..)
             | Op::BarrierInval(_)
-            | Op::BarrierArrive(..)
+            | Op::BarrierArrive { .. }
             | Op::BarrierTest { .. }
             | Op::CpAsync { .. }
             | Op::CpCommit
@@ -294,7 +296,7 @@ pub fn is_global(space: Space, address: u64) -> bool {
     match space {
         Space::Global => true,
         Space::Generic => address >= GLOBAL,
-        Space::Shared | Space::Local | Space::Param => false,
+        Space::Shared | Space::Cluster | Space::Local | Space::Param => false,
     }
 }
 
@@ -326,6 +328,7 @@ fn slots(op: &Op) -> (Pipe, u32) {
         | Op::LogicP(..)
         | Op::ConvertPair { .. }
         | Op::Vote { .. }
+        | Op::MapRank(..)
         | Op::Elect(..) => (Pipe::Alu, 1),
         Op::SetP { ty: Ty::F64, .. } => (Pipe::Double, 1),
         Op::SetP { ty, .. } => (Pipe::Alu, if ty.bytes() == 8 { 2 } else { 1 }),
@@ -353,7 +356,7 @@ fn slots(op: &Op) -> (Pipe, u32) {
         | Op::CpAsync { .. }
         | Op::BarrierInit(..)
         | Op::BarrierInval(_)
-        | Op::BarrierArrive(..)
+        | Op::BarrierArrive { .. }
         | Op::BarrierTest { .. }
         | Op::CpArrive { .. }
         | Op::TensorLoad { .. }
@@ -366,6 +369,8 @@ fn slots(op: &Op) -> (Pipe, u32) {
         | Op::Trap
         | Op::Bar { .. }
         | Op::SyncWarp(_)
+        | Op::ClusterArrive { .. }
+        | Op::ClusterWait
         | Op::Fence
         | Op::Registers(..)
         | Op::FenceProxy

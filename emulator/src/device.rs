@@ -9,7 +9,7 @@ use crate::syntax::{self, Number};
 use crate::touched::Ranges;
 use crate::warp::LaunchGeometry;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -189,6 +189,13 @@ impl Device {
         if blocks == 0 {
             return refuse("the grid is empty".into());
         }
+        let ranks = kernel.cluster as usize;
+        if !launch.grid[0].is_multiple_of(kernel.cluster) {
+            return refuse(format!("{} blocks along x are no multiple of {ranks}, the blocks of a cluster", launch.grid[0]));
+        }
+        // A cluster runs as a whole: `some` and `blocks` now count clusters.
+        let some = some.map(|some| some.iter().map(|b| b / ranks).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>());
+        let (some, blocks) = (some.as_deref(), blocks / ranks);
         let (next, order) = (AtomicUsize::new(0), order(some, blocks, self.options.seed));
         // This keeps the first faulty block in order, so that the same fault is reported however the threads run.
         let found: Mutex<(usize, Option<Box<crate::fault::Fault>>)> = Mutex::new((usize::MAX, None));
@@ -200,8 +207,9 @@ impl Device {
                 if b >= blocks || k > found.lock().expect("invariant: no thread panics here").0 {
                     return;
                 }
-                let mut place = LaunchGeometry { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
-                place.block = place.of(b as u32);
+                let mut place =
+                    LaunchGeometry { block: [0; 3], ranks: kernel.cluster, grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
+                place.block = place.of((b * ranks) as u32);
                 match Block::new(kernel, &self.memory, parameters, self.options, place, launch_accesses).run() {
                     Ok(s) => {
                         total.lock().expect("invariant: no thread panics here").add(&s);

@@ -7,7 +7,7 @@ use crate::float::round_tf32;
 use crate::history::{Access, AccessKind};
 use crate::inst::*;
 use crate::order::{Engine, Stamp, View};
-use crate::shared::aligned;
+use crate::shared::{aligned, at_rank, rank_of};
 use crate::tensor_map::{Swizzle, TensorMap};
 use crate::wgmma::Matrix;
 use std::collections::VecDeque;
@@ -100,7 +100,7 @@ impl Block<'_> {
                 let read = read.map_or([*bytes; 32], |r| self.warps[w].word(r));
                 let (stamp, view) = (self.warps[w].stamp(Engine::Copy), Rc::new(self.warps[w].view.clone()));
                 for l in (0..32).filter(|l| mask >> l & 1 != 0) {
-                    let (to, from) = (self.shared_address(to[l]), from[l]);
+                    let (to, from) = (self.shared_place(w, to[l]), from[l]);
                     aligned(to, u64::from(*bytes))?;
                     if !from.is_multiple_of(u64::from(*bytes)) {
                         return Err(Wrong::Misaligned { space: "global", address: from, bytes: u64::from(*bytes) });
@@ -134,7 +134,7 @@ impl Block<'_> {
             }
             Op::CpArrive { a, count } => {
                 let at = self.warps[w].addresses(*a);
-                let barriers: Vec<u64> = (0..32).filter(|l| mask >> l & 1 != 0).map(|l| self.shared_address(at[l])).collect();
+                let barriers: Vec<u64> = (0..32).filter(|l| mask >> l & 1 != 0).map(|l| self.shared_place(w, at[l])).collect();
                 if *count {
                     barriers.iter().try_for_each(|b| self.expect_arrivals(*b, 1))?;
                 }
@@ -145,11 +145,11 @@ impl Block<'_> {
                 let effect = TaskEffect::Copies(self.engines[w].started);
                 self.begin(Task { warp: w, pc, stamp, view, barriers, effect })?;
             }
-            Op::TensorLoad { d, map, at, barrier } => {
+            Op::TensorLoad { d, map, at, barrier, ranks } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a tensor copy")?;
                 let (map, at) = self.tensor(w, *map, at, l)?;
-                let to = self.shared_address(self.warps[w].addresses(*d)[l]);
+                let to = self.shared_place(w, self.warps[w].addresses(*d)[l]);
                 aligned(to, if map.swizzle == Swizzle::None { 128 } else { map.swizzle.align().min(map.bytes().next_power_of_two()) })?;
                 let element = u64::from(map.element);
                 let row = u64::from(map.extent[0]) * element;
@@ -169,20 +169,24 @@ impl Block<'_> {
                         }
                     }
                 }
-                self.start_load(w, pc, pieces, map.tf32, *barrier, l)?;
+                let barrier = self.shared_place(w, self.warps[w].addresses(*barrier)[l]);
+                let ranks = ranks.map(|r| self.warps[w].word(r)[l]);
+                self.start_load(w, pc, [to, barrier], ranks, pieces, map.tf32)?;
             }
-            Op::BulkLoad { d, s, bytes, barrier } => {
+            Op::BulkLoad { d, s, bytes, barrier, ranks } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a bulk copy")?;
-                let (to, from) = (self.shared_address(self.warps[w].addresses(*d)[l]), self.warps[w].addresses(*s)[l]);
+                let (to, from) = (self.shared_place(w, self.warps[w].addresses(*d)[l]), self.warps[w].addresses(*s)[l]);
                 let bytes = self.bulk_bytes(w, *bytes, l, to, from)?;
-                self.start_load(w, pc, vec![(to, bytes, Some(from))], false, *barrier, l)?;
+                let barrier = self.shared_place(w, self.warps[w].addresses(*barrier)[l]);
+                let ranks = ranks.map(|r| self.warps[w].word(r)[l]);
+                self.start_load(w, pc, [to, barrier], ranks, vec![(to, bytes, Some(from))], false)?;
             }
             Op::TensorStore { map, at, s } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a tensor copy")?;
                 let (map, at) = self.tensor(w, *map, at, l)?;
-                let from = self.shared_address(self.warps[w].addresses(*s)[l]);
+                let from = self.shared_place(w, self.warps[w].addresses(*s)[l]);
                 aligned(from, 128)?;
                 let element = u64::from(map.element);
                 let row = u64::from(map.extent[0]) * element;
@@ -199,7 +203,7 @@ impl Block<'_> {
             Op::BulkStore { d, s, bytes } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a bulk copy")?;
-                let (to, from) = (self.warps[w].addresses(*d)[l], self.shared_address(self.warps[w].addresses(*s)[l]));
+                let (to, from) = (self.warps[w].addresses(*d)[l], self.shared_place(w, self.warps[w].addresses(*s)[l]));
                 let bytes = self.bulk_bytes(w, *bytes, l, from, to)?;
                 self.start_store(w, pc, vec![(from, bytes, to)])?;
             }
@@ -263,17 +267,21 @@ impl Block<'_> {
         Ok((map, at))
     }
 
+    /// Starts a load into shared memory from place `to` on, which completes bytes of an mbarrier: in the block of
+    /// these places, or in those of the cluster that have a bit in `ranks`, each at the same offsets.
     fn start_load(
         &mut self,
         w: usize,
         pc: u32,
+        [to, barrier]: [u64; 2],
+        ranks: Option<u32>,
         pieces: Vec<(u64, u64, Option<u64>)>,
         tf32: bool,
-        barrier: Address,
-        lane: usize,
     ) -> Result<(), Wrong> {
-        let barrier = self.shared_address(self.warps[w].addresses(barrier)[lane]);
-        self.open_to_copies(w, barrier)?;
+        let all = u64::from(self.warps[w].place.ranks);
+        if ranks.is_none() && rank_of(to) != rank_of(barrier) || ranks.is_some_and(|r| r == 0 || u64::from(r) >> all != 0) {
+            return Err(Wrong::Undefined("a copy and its mbarrier are of one block, which is of the cluster".into()));
+        }
         if let Some(counting) = &mut self.counting {
             counting.copy(pieces.iter().filter_map(|p| Some((p.2?, p.1))), |c| &mut c.loads);
         }
@@ -281,7 +289,13 @@ impl Block<'_> {
         view.trips += 1;
         let view = Rc::new(view);
         self.warps[w].tick(Engine::Bulk);
-        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], effect: TaskEffect::Load(pieces, tf32) })
+        let ranks: Vec<u64> = ranks.map_or_else(|| vec![rank_of(to)], |r| (0..all).filter(|k| r >> k & 1 != 0).collect());
+        ranks.into_iter().try_for_each(|rank| {
+            let barrier = at_rank(rank, barrier);
+            self.open_to_copies(w, barrier)?;
+            let pieces = pieces.iter().map(|(to, bytes, from)| (at_rank(rank, *to), *bytes, *from)).collect();
+            self.begin(Task { warp: w, pc, stamp, view: view.clone(), barriers: vec![barrier], effect: TaskEffect::Load(pieces, tf32) })
+        })
     }
 
     fn begin(&mut self, task: Task) -> Result<(), Wrong> {
@@ -303,6 +317,7 @@ impl Block<'_> {
             TaskEffect::Load(pieces, tf32) => {
                 let mut all = 0;
                 let mut data = vec![];
+                self.reachable(barriers[0])?;
                 for (to, bytes, from) in pieces {
                     data.clear();
                     data.resize(bytes as usize, 0);

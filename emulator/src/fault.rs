@@ -56,7 +56,7 @@ pub struct Fault {
     pub source: Option<(String, u32)>,
     /// Index of the block in the grid, along x, y and z.
     pub block: [u32; 3],
-    /// Number of the warp in its block.
+    /// Number of the warp in its block, or in its cluster.
     pub warp: u32,
     /// What the warp did and must not.
     pub wrong: Wrong,

@@ -34,10 +34,15 @@ pub enum Special {
     Clock,
     /// A constant of this launch: the bytes of dynamic shared memory.
     DynamicShared,
-    /// Always 0: ranks in clusters of one block.
-    Zero,
-    /// Always 1.
-    One,
+    /// `%clusterid`, `%nclusterid`, `%cluster_ctaid`, `%cluster_nctaid`, by direction.
+    Cluster(usize),
+    Clusters(usize),
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    /// The number of the block in its cluster.
+    Rank,
+    /// The number of blocks of a cluster.
+    Ranks,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,12 +99,22 @@ pub struct Order {
     pub acquire: bool,
 }
 
+/// For whom an arrival or a wait orders memory: threads of the block, or of all blocks of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryScope {
+    Block,
+    Cluster,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// Any of the others, by the window of the address.
     Generic,
     Global,
+    /// Shared memory of the block.
     Shared,
+    /// Shared memory of any block of the cluster.
+    Cluster,
     Local,
     /// A kernel's parameters; constant memory.
     Param,
@@ -397,6 +412,8 @@ pub enum Op {
         high: Sw,
         low: Sw,
     },
+    /// `mapa`: the address that a place in shared memory has in another block of the cluster, of a space.
+    MapRank(Space, Reg, Src, Sw),
     /// Between generic and other addresses.
     ToGeneric(Space, Reg, Src),
     FromGeneric(Space, Reg, Src),
@@ -461,6 +478,11 @@ pub enum Op {
         aligned: bool,
     },
     SyncWarp(Sw),
+    /// `barrier.cluster.arrive`: whether it makes known what went before.
+    ClusterArrive {
+        release: bool,
+    },
+    ClusterWait,
     /// `fence.proxy.async`.
     FenceProxy,
     /// `fence.mbarrier_init`.
@@ -482,7 +504,12 @@ pub enum Op {
     },
     BarrierInit(Address, Sw),
     BarrierInval(Address),
-    BarrierArrive(Address, Arrive, Option<D>),
+    BarrierArrive {
+        a: Address,
+        what: Arrive,
+        state: Option<D>,
+        scope: MemoryScope,
+    },
     /// Waits for the end of a phase: by parity, or by the state that an arrival gave.
     BarrierTest {
         d: P,
@@ -491,12 +518,15 @@ pub enum Op {
         parity: bool,
         /// Whether it may suspend the thread.
         suspend: bool,
+        scope: MemoryScope,
     },
     TensorLoad {
         d: Address,
         map: Address,
         at: Coordinates,
         barrier: Address,
+        /// A bit for each block of the cluster that gets a copy; the block of the address alone if absent.
+        ranks: Option<Sw>,
     },
     TensorStore {
         map: Address,
@@ -508,6 +538,8 @@ pub enum Op {
         s: Address,
         bytes: Sw,
         barrier: Address,
+        /// As of a tensor copy.
+        ranks: Option<Sw>,
     },
     BulkStore {
         d: Address,

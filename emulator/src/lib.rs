@@ -36,7 +36,7 @@
 //! ```
 //!
 //! **What is modelled.** Warps of 32 lanes that part at branches and meet at the immediate post-dominator; barriers,
-//! mbarriers with byte counts, the generic and the async proxy and the fences between them, tensor maps with
+//! mbarriers with byte counts, clusters of blocks with copies to several of them, the generic and the async proxy and the fences between them, tensor maps with
 //! swizzles, `ldmatrix`, `mma.sync`, `wgmma`, shuffles, votes, atomics. Matrix products sum in f32 along k in order,
 //! hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are computed more exactly
 //! than hardware does.
@@ -44,7 +44,7 @@
 //! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how
 //! long a card would take ([`Card::cost`]).
 //!
-//! **What is not.** Caches, clusters of more than one block, calls of functions, lanes of a warp out of step.
+//! **What is not.** Caches, calls of functions, lanes of a warp out of step.
 
 mod access;
 mod alu;

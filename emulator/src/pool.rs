@@ -20,27 +20,29 @@ impl Block<'_> {
             let (verb, than) = if more { ("inc", "fewer") } else { ("dec", "more") };
             return Err(Wrong::Undefined(format!("`setmaxnreg.{verb}` to {count} registers, {than} than the {held} that the warp has")));
         }
-        let all = self.warps.len() as u32;
+        let block = self.of_block(w);
+        let all = block.len() as u32;
         // Each of the other warps keeps at least 24 registers a thread, which one warp can never get.
         if more && count + 24 * (all - 1) > launched * all {
             return Err(Wrong::Undefined(format!("`setmaxnreg.inc` to {count} registers, where the block's {all} warps have {launched} each")));
         }
-        let taken: u32 = self.warps.iter().map(|w| w.held).sum();
+        let taken: u32 = self.warps[block.clone()].iter().map(|w| w.held).sum();
         if more && taken - held + count > launched * all {
             self.warps[w].state = State::Registers(count);
             return Ok(Flow::Moved);
         }
         self.warps[w].held = count;
         if count < held {
-            self.warps.iter_mut().filter(|w| matches!(w.state, State::Registers(_))).for_each(|w| w.state = State::Running);
+            self.warps[block].iter_mut().filter(|w| matches!(w.state, State::Registers(_))).for_each(|w| w.state = State::Running);
         }
         Ok(Flow::Next)
     }
 
     /// What a warp waits for that wants more registers.
-    pub fn describe_pool(&self, count: u32) -> String {
-        let launched = self.kernel.registers_at_launch().unwrap_or(0) * self.warps.len() as u32;
-        let taken: u32 = self.warps.iter().map(|w| w.held).sum();
+    pub fn describe_pool(&self, w: usize, count: u32) -> String {
+        let block = &self.warps[self.of_block(w)];
+        let launched = self.kernel.registers_at_launch().unwrap_or(0) * block.len() as u32;
+        let taken: u32 = block.iter().map(|w| w.held).sum();
         format!("{count} registers a thread: of the {launched} of the block's warps together {} are free", launched - taken)
     }
 }

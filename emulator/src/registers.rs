@@ -143,17 +143,18 @@ impl Registers {
             Op::Elect(d, p, members) => self.sw(&[*members]).reg(&[*d]).p(&[*p]),
             Op::Bar { id, threads, .. } => self.sw(&[*id]).sw(threads.as_slice()),
             Op::SyncWarp(members) => self.sw(&[*members]),
+            Op::MapRank(_, d, a, rank) => self.src(&[*a]).sw(&[*rank]).reg(&[*d]),
             Op::CpAsync { d, s, read, .. } => self.at(&[*d, *s]).sw(read.as_slice()),
             Op::CpArrive { a, .. } | Op::BarrierInval(a) => self.at(&[*a]),
             Op::BarrierInit(a, n) => self.at(&[*a]).sw(&[*n]),
-            Op::BarrierArrive(a, n, state) => {
-                let (Arrive::Count(n) | Arrive::Expect(n) | Arrive::ExpectOnly(n)) = n;
+            Op::BarrierArrive { a, what, state, .. } => {
+                let (Arrive::Count(n) | Arrive::Expect(n) | Arrive::ExpectOnly(n)) = what;
                 self.at(&[*a]).sw(&[*n]).d(state.as_slice())
             }
             Op::BarrierTest { d, a, phase, .. } => self.at(&[*a]).src(&[*phase]).p(&[*d]),
-            Op::TensorLoad { d, map, at, barrier } => self.at(&[*d, *map, *barrier]).sw(at),
+            Op::TensorLoad { d, map, at, barrier, ranks } => self.at(&[*d, *map, *barrier]).sw(at).sw(ranks.as_slice()),
             Op::TensorStore { map, at, s } => self.at(&[*map, *s]).sw(at),
-            Op::BulkLoad { d, s, bytes, barrier } => self.at(&[*d, *s, *barrier]).sw(&[*bytes]),
+            Op::BulkLoad { d, s, bytes, barrier, ranks } => self.at(&[*d, *s, *barrier]).sw(&[*bytes]).sw(ranks.as_slice()),
             Op::BulkStore { d, s, bytes } => self.at(&[*d, *s]).sw(&[*bytes]),
             Op::LdMatrix { d, a, .. } => self.at(&[*a]).w(d),
             Op::StMatrix { a, s, .. } => self.at(&[*a]).sw(s),
@@ -176,6 +177,8 @@ impl Registers {
             | Op::Trap
             | Op::FenceProxy
             | Op::FenceBarriers
+            | Op::ClusterArrive { .. }
+            | Op::ClusterWait
             | Op::CpCommit
             | Op::CpWait(_)
             | Op::BulkCommit

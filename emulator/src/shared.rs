@@ -1,8 +1,37 @@
-//! Shared memory of a block, with who last touched what.
+//! Shared memory of a block, or of all blocks of a cluster, with who last touched what.
 
 use crate::decode::{LOCAL, SHARED};
 use crate::fault::Wrong;
 use crate::history::{Access, AccessKind, GRANULE, Granule, History};
+
+/// Bits of an offset in a block's shared memory. Above them, a *place* has the rank of its block, and an address that
+/// `mapa` gives has the rank and one: so one without is of the block that uses it.
+const OFFSET: u32 = 24;
+
+/// The place of an offset in the shared memory of the block of this rank.
+pub fn of_rank(rank: u64, offset: u64) -> u64 {
+    rank << OFFSET | offset
+}
+
+/// The rank of a place.
+pub fn rank_of(place: u64) -> u64 {
+    place >> OFFSET
+}
+
+/// The place at an address in shared memory, which a block of this rank uses.
+pub fn place(own: u64, address: u64) -> u64 {
+    if address >> OFFSET == 0 { of_rank(own, address) } else { address - (1 << OFFSET) }
+}
+
+/// The same offset in the shared memory of the block of another rank.
+pub fn at_rank(rank: u64, place: u64) -> u64 {
+    of_rank(rank, place & ((1 << OFFSET) - 1))
+}
+
+/// The address that an offset has in the shared memory of the block of this rank.
+pub fn mapped(rank: u64, address: u64) -> u64 {
+    of_rank(rank + 1, address & ((1 << OFFSET) - 1))
+}
 
 /// The offset in shared memory of a generic or shared address.
 pub fn in_shared(address: u64) -> u64 {
@@ -15,6 +44,9 @@ const CELLS: usize = 8;
 
 /// Filled with `0xFF` at first, NaN in every float type.
 pub struct Shared {
+    /// Bytes of each block.
+    each: usize,
+    /// Those of all ranks, each from a multiple of [`GRANULE`] on.
     bytes: Vec<u8>,
     granules: Vec<Granule>,
     /// The last accesses; `None` if races are not checked.
@@ -22,16 +54,19 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(bytes: usize, watch: bool) -> Shared {
-        let granules = vec![Granule::default(); if watch { bytes.div_ceil(GRANULE) } else { 0 }];
-        Shared { bytes: vec![0xFF; bytes], granules, history: watch.then(|| History::new("shared")) }
+    pub fn new(ranks: usize, each: usize, watch: bool) -> Shared {
+        let bytes = ranks * each.next_multiple_of(GRANULE);
+        let granules = vec![Granule::default(); if watch { bytes / GRANULE } else { 0 }];
+        Shared { each, bytes: vec![0xFF; bytes], granules, history: watch.then(|| History::new("shared")) }
     }
 
-    fn range(&self, address: u64, bytes: usize) -> Result<usize, Wrong> {
-        let end = address.checked_add(bytes as u64).filter(|e| *e <= self.bytes.len() as u64);
-        let outside =
-            || Wrong::OutOfBounds { space: "shared", address, bytes: bytes as u64, what: format!("the block's {} bytes", self.bytes.len()) };
-        end.map(|_| address as usize).ok_or_else(outside)
+    fn range(&self, place: u64, bytes: usize) -> Result<usize, Wrong> {
+        let (rank, address) = (rank_of(place), place & ((1 << OFFSET) - 1));
+        let first = (rank as usize).saturating_mul(self.each.next_multiple_of(GRANULE));
+        if first < self.bytes.len().max(1) && address + bytes as u64 <= self.each as u64 {
+            return Ok(first + address as usize);
+        }
+        Err(Wrong::OutOfBounds { space: "shared", address: place, bytes: bytes as u64, what: format!("the block's {} bytes", self.each) })
     }
 
     /// Notes a read, and that it comes after the last write.

@@ -22,6 +22,8 @@ pub enum State {
     Running,
     /// The warp waits at a barrier of the block.
     Barrier(u32),
+    /// At `barrier.cluster.wait`, until all warps of the cluster have arrived.
+    Cluster,
     /// Suspended by `try_wait` at an mbarrier, until the phase that it waits for is over.
     Waiting {
         barrier: u64,
@@ -38,6 +40,8 @@ pub enum State {
 #[derive(Clone, Copy)]
 pub struct LaunchGeometry {
     pub block: [u32; 3],
+    /// Blocks of a cluster, which are neighbours along x.
+    pub ranks: u32,
     pub grid: [u32; 3],
     pub threads: [u32; 3],
     pub dynamic: u32,
@@ -52,7 +56,9 @@ impl LaunchGeometry {
 }
 
 pub struct Warp {
+    /// Its number in the cluster, and in its block.
     pub id: usize,
+    pub of_block: usize,
     pub place: LaunchGeometry,
     words: Vec<Words>,
     longs: Vec<Longs>,
@@ -65,6 +71,8 @@ pub struct Warp {
     pub released: Option<Box<View>>,
     /// What the warp will learn of other blocks at its next fence.
     pub heard: BlockViews,
+    /// The phase of the cluster's barrier that the warp has arrived at and not yet waited for.
+    pub arrived: Option<u64>,
     /// The branch where lanes parted, if nothing has brought them together since.
     pub parted: Option<u32>,
     /// Registers of a thread, where `setmaxnreg` changes them.
@@ -76,10 +84,11 @@ pub struct Warp {
 
 impl Warp {
     /// Registers hold `0xFF` everywhere before they are written: NaN, or -1.
-    pub fn new(id: usize, lanes: u32, place: LaunchGeometry, kernel: &Kernel, view: View) -> Warp {
+    pub fn new([id, of_block]: [usize; 2], lanes: u32, place: LaunchGeometry, kernel: &Kernel, view: View) -> Warp {
         let [words, longs, predicates] = kernel.registers;
         let mut w = Warp {
             id,
+            of_block,
             place,
             words: vec![[u32::MAX; 32]; words],
             longs: vec![[u64::MAX; 32]; longs],
@@ -90,6 +99,7 @@ impl Warp {
             view,
             released: None,
             heard: BlockViews::default(),
+            arrived: None,
             parted: None,
             held: kernel.registers_at_launch().unwrap_or(0),
             moments: [1; 4],
@@ -97,6 +107,11 @@ impl Warp {
         };
         w.view.see(w.stamp(Engine::Warp));
         w
+    }
+
+    /// The number of its block in the cluster.
+    pub fn rank(&self) -> u64 {
+        u64::from(self.place.block[0] % self.place.ranks)
     }
 
     /// The instruction that it executes.
@@ -200,18 +215,18 @@ impl Warp {
     }
 
     fn special(&self, s: Special) -> Words {
-        let LaunchGeometry { block, grid, threads, dynamic } = self.place;
+        let LaunchGeometry { block, ranks, grid, threads, dynamic } = self.place;
         let lane = |f: &dyn Fn(u32) -> u32| std::array::from_fn(|l| f(l as u32));
         match s {
             Special::Tid(d) => lane(&|l| {
-                let t = self.id as u32 * 32 + l;
+                let t = self.of_block as u32 * 32 + l;
                 [t % threads[0], t / threads[0] % threads[1], t / (threads[0] * threads[1])][d]
             }),
             Special::Ntid(d) => [threads[d]; 32],
             Special::Ctaid(d) => [block[d]; 32],
             Special::Nctaid(d) => [grid[d]; 32],
             Special::Lane => lane(&|l| l),
-            Special::Warp => [self.id as u32; 32],
+            Special::Warp => [self.of_block as u32; 32],
             Special::Mask(LaneMask::Eq) => lane(&|l| 1 << l),
             Special::Mask(LaneMask::Lt) => lane(&|l| (1 << l) - 1),
             Special::Mask(LaneMask::Le) => lane(&|l| (1 << l) | ((1 << l) - 1)),
@@ -219,8 +234,12 @@ impl Warp {
             Special::Mask(LaneMask::Ge) => lane(&|l| !((1 << l) - 1)),
             Special::Clock => [self.instructions as u32; 32],
             Special::DynamicShared => [dynamic; 32],
-            Special::Zero => [0; 32],
-            Special::One => [1; 32],
+            Special::Rank | Special::ClusterCtaid(0) => [self.rank() as u32; 32],
+            Special::Ranks | Special::ClusterNctaid(0) => [ranks; 32],
+            Special::ClusterCtaid(_) => [0; 32],
+            Special::ClusterNctaid(_) => [1; 32],
+            Special::Cluster(d) => [if d == 0 { block[0] / ranks } else { block[d] }; 32],
+            Special::Clusters(d) => [if d == 0 { grid[0] / ranks } else { grid[d] }; 32],
         }
     }
 

@@ -10,9 +10,11 @@ use crate::history::Access;
 use crate::inst::{Element, MatrixA, Op, W, Wgmma};
 use crate::matrix::{fragment_a, tf32};
 use crate::order::{Engine, Stamp, View};
+use crate::shared::of_rank;
 use crate::tensor_map::Swizzle;
 use crate::warp::{State, Words};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// The value of an accumulator in flight: NaN.
@@ -100,12 +102,12 @@ impl Block<'_> {
                 let stamp = self.warps[w].stamp(Engine::Matrix);
                 self.engines[w].matrix.groups.push(stamp);
                 self.warps[w].tick(Engine::Matrix);
-                let peers = w / 4 * 4..(w / 4 * 4 + 4).min(self.warps.len());
+                let peers = self.warpgroup(w);
                 self.warps[peers].iter_mut().filter(|p| p.state == State::Matrix).for_each(|p| p.state = State::Running);
             }
             Op::WgmmaWait(left) => {
                 let end = self.engines[w].matrix.groups.len().saturating_sub(*left as usize);
-                let peers = w / 4 * 4..(w / 4 * 4 + 4).min(self.warps.len());
+                let peers = self.warpgroup(w);
                 if end > 0 && peers.clone().any(|p| self.engines[p].matrix.groups.len() < end) {
                     self.warps[w].state = State::Matrix;
                     return Ok(Flow::Moved);
@@ -124,13 +126,20 @@ impl Block<'_> {
         Ok(Flow::Next)
     }
 
+    /// The warps of a warp's warpgroup.
+    fn warpgroup(&self, w: usize) -> Range<usize> {
+        let first = w - self.warps[w].of_block % 4;
+        first..(first + 4).min(self.of_block(w).end)
+    }
+
     fn start(&mut self, w: usize, op: &Wgmma) -> Result<(), Wrong> {
         let warp = &self.warps[w];
+        let four = self.warpgroup(w).len() == 4;
         let m = &mut self.engines[w].matrix;
         if m.dirty {
             return Err(Wrong::InFlight("they were written after the last `wgmma.fence`".into()));
         }
-        if warp.alive() != u32::MAX || self.warps.len() < (w / 4 + 1) * 4 {
+        if warp.alive() != u32::MAX || !four {
             return Err(Wrong::Divergent("`wgmma` is for four whole warps".into()));
         }
         let uniform = |v: [u64; 32]| {
@@ -190,7 +199,7 @@ impl Block<'_> {
             }
             MatrixA::Descriptor(_) => {
                 let d = Descriptor::new(a)?;
-                let first = (w % 4 * 16) as u64;
+                let first = (self.warps[w].of_block % 4 * 16) as u64;
                 for (r, row) in am.iter_mut().enumerate() {
                     self.row_of(&d, op.element, first + r as u64, bytes, depth, op.transpose[0], access, &mut row[..depth as usize])?;
                 }
@@ -242,13 +251,14 @@ impl Block<'_> {
         access: Access<'_>,
         out: &mut [f32],
     ) -> Result<(), Wrong> {
+        let rank = self.warps[access.stamp.warp()].rank();
         let read = |bits: &[u8]| match e {
             Element::Tf32 => tf32(u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]])),
             Element::F16 | Element::Bf16 => float::widen(e, u16::from_le_bytes([bits[0], bits[1]])),
         };
         if transposed {
             for (k, o) in out.iter_mut().enumerate() {
-                let at = d.place(row, k as u64, bytes, true);
+                let at = of_rank(rank, d.place(row, k as u64, bytes, true));
                 self.shared.note_read(at, bytes as usize, access)?;
                 *o = read(self.shared.peek(at, bytes as usize)?);
             }
@@ -257,7 +267,7 @@ impl Block<'_> {
         // The 16 bytes of a piece are contiguous.
         let per = 16 / bytes;
         for piece in 0..depth / per {
-            let at = d.place(row, piece * per, bytes, false);
+            let at = of_rank(rank, d.place(row, piece * per, bytes, false));
             self.shared.note_read(at, 16, access)?;
             let all = self.shared.peek(at, 16)?;
             for k in 0..per as usize {

@@ -279,8 +279,10 @@ fn special(name: &str) -> Option<Special> {
             "%ntid" => Special::Ntid(d),
             "%ctaid" => Special::Ctaid(d),
             "%nctaid" => Special::Nctaid(d),
-            "%cluster_ctaid" => Special::Zero,
-            "%cluster_nctaid" => Special::One,
+            "%clusterid" => Special::Cluster(d),
+            "%nclusterid" => Special::Clusters(d),
+            "%cluster_ctaid" => Special::ClusterCtaid(d),
+            "%cluster_nctaid" => Special::ClusterNctaid(d),
             _ => return None,
         });
     }
@@ -293,8 +295,8 @@ fn special(name: &str) -> Option<Special> {
         "%lanemask_ge" => Special::Mask(LaneMask::Ge),
         "%lanemask_gt" => Special::Mask(LaneMask::Gt),
         "%clock" => Special::Clock,
-        "%cluster_ctarank" => Special::Zero,
-        "%cluster_nctarank" => Special::One,
+        "%cluster_ctarank" => Special::Rank,
+        "%cluster_nctarank" => Special::Ranks,
         "%dynamic_smem_size" => Special::DynamicShared,
         "WARP_SZ" => return None,
         _ => return None,

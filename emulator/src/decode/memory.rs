@@ -7,7 +7,8 @@ use crate::syntax::Operand;
 fn space(modifier: &str) -> Option<Space> {
     Some(match modifier {
         "global" => Space::Global,
-        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
+        "shared" | "shared::cta" => Space::Shared,
+        "shared::cluster" => Space::Cluster,
         "local" => Space::Local,
         "param" | "param::entry" | "const" => Space::Param,
         _ => return None,
@@ -41,6 +42,11 @@ impl Cursor<'_> {
                 Op::Nop
             }
             "cp" => self.copy()?,
+            "mapa" => {
+                let space = self.find(space).unwrap_or(Space::Generic);
+                let ty = self.ty()?;
+                Op::MapRank(space, self.reg(0)?, self.src(1, ty)?, self.sw(2)?)
+            }
             _ => return Ok(None),
         }))
     }
@@ -142,22 +148,26 @@ impl Cursor<'_> {
         let tensor = self.has("tensor");
         let dims = self.find(|m| ["1d", "2d", "3d", "4d", "5d"].iter().position(|d| *d == m)).map(|d| d + 1);
         // The first space is that of the destination.
-        let load = self.find(|m| space(m).map(|s| s == Space::Shared)).ok_or_else(|| self.error("a bulk copy without a destination"))?;
+        let load = self.find(|m| space(m).map(|s| s != Space::Global)).ok_or_else(|| self.error("a bulk copy without a destination"))?;
+        let many = self.has("multicast::cluster");
         self.ignore(&["global", "shared::cta", "tile", "bulk_group", "mbarrier::complete_tx::bytes", "L2::cache_hint"]);
         let coordinates = |more: &[Operand]| match more {
             [Operand::Vector(v)] if Some(v.len()) == dims => v.iter().map(|o| self.sw_of(o)).collect::<Result<Coordinates>>(),
             _ => Err(self.error("a tensor copy has its coordinates behind the tensor map, as many as dims")),
         };
+        let ranks = |k: usize| if many { Ok(Some(self.sw(k)?)) } else { Ok(None) };
         Ok(match (tensor, load) {
             (true, true) => {
                 let (map, more) = self.address_with(1)?;
-                Op::TensorLoad { d: self.address(0)?, map, at: coordinates(more)?, barrier: self.address(2)? }
+                Op::TensorLoad { d: self.address(0)?, map, at: coordinates(more)?, barrier: self.address(2)?, ranks: ranks(3)? }
             }
             (true, false) => {
                 let (map, more) = self.address_with(0)?;
                 Op::TensorStore { map, at: coordinates(more)?, s: self.address(1)? }
             }
-            (false, true) => Op::BulkLoad { d: self.address(0)?, s: self.address(1)?, bytes: self.sw(2)?, barrier: self.address(3)? },
+            (false, true) => {
+                Op::BulkLoad { d: self.address(0)?, s: self.address(1)?, bytes: self.sw(2)?, barrier: self.address(3)?, ranks: ranks(4)? }
+            }
             (false, false) => Op::BulkStore { d: self.address(0)?, s: self.address(1)?, bytes: self.sw(2)? },
         })
     }

@@ -28,6 +28,9 @@ pub const GLOBAL: u64 = 16 << 40;
 const OF_MULTIPROCESSOR: u32 = 65_536;
 const MOST_OF_THREAD: u32 = 256;
 
+/// Blocks of a cluster at most, if nothing is said to the driver.
+const MOST_RANKS: u32 = 8;
+
 /// A kernel, ready to run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -57,6 +60,8 @@ pub struct Kernel {
     pub threads: Option<[u32; 3]>,
     /// Whether blocks must have exactly `threads` (`.reqntid`), not at most.
     pub threads_exact: bool,
+    /// `.reqnctapercluster`: blocks of a cluster, which are neighbours along x.
+    pub cluster: u32,
     /// `.minnctapersm`: blocks that a multiprocessor is to have room for.
     pub resident: u32,
     /// `.maxnreg`: registers of a thread.
@@ -150,8 +155,10 @@ pub fn kernel(module: &syntax::ParsedModule, k: &syntax::ParsedKernel, globals: 
     let lines = items.iter().map(|i| (i.instruction.line, i.source)).collect();
     let code = mark_wgmma(code, names.counts);
     let size = |name: &str| k.attributes.iter().find(|a| a.0 == name).map(|a| [0, 1, 2].map(|d| a.1.get(d).map_or(1, |n| *n as u32)));
-    if let Some(a) = k.attributes.iter().find(|a| a.0.contains("cluster") && a.1.iter().any(|n| *n != 1)) {
-        return Err(LoadError { line: 0, message: format!("{}: `{}`: clusters of more than one block are not supported", k.name, a.0) });
+    let [cluster, rows, layers] = size(".reqnctapercluster").unwrap_or([1; 3]);
+    if [rows, layers] != [1; 2] || !(1..=MOST_RANKS).contains(&cluster) {
+        let message = format!("{}: a cluster has 1 to {MOST_RANKS} blocks, along x, not {cluster} x {rows} x {layers}", k.name);
+        return Err(LoadError { line: 0, message });
     }
     Ok(Kernel {
         name: k.name.clone(),
@@ -167,6 +174,7 @@ pub fn kernel(module: &syntax::ParsedModule, k: &syntax::ParsedKernel, globals: 
         local_bytes: memory.local,
         threads: size(".reqntid").or(size(".maxntid")),
         threads_exact: size(".reqntid").is_some(),
+        cluster,
         resident: size(".minnctapersm").map_or(1, |n| n[0].max(1)),
         most_registers: size(".maxnreg").map(|n| n[0].next_multiple_of(8)),
         files: module.files.iter().map(|(n, name)| (*n as u32, name.clone())).collect(),

@@ -47,7 +47,7 @@ impl Cursor<'_> {
             return Ok(Op::SyncWarp(self.sw(0)?));
         }
         if self.has("cluster") {
-            return Err(self.error("clusters are not supported"));
+            return self.cluster_barrier();
         }
         self.ignore(&["cta"]);
         let wait = self.has("sync");
@@ -59,6 +59,17 @@ impl Cursor<'_> {
         let id = if self.count() > 0 { self.sw(0)? } else { Sw::Imm(0) };
         let threads = if self.count() > 1 { Some(self.sw(1)?) } else { None };
         Ok(Op::Bar { id, threads, wait, aligned })
+    }
+
+    /// `barrier.cluster`, whose `.aligned` is only a promise.
+    fn cluster_barrier(&self) -> Result<Op> {
+        let (arrive, wait) = (self.has("arrive"), self.has("wait"));
+        self.ignore(&["aligned", "release", "acquire"]);
+        match (arrive, wait) {
+            (true, false) => Ok(Op::ClusterArrive { release: !self.has("relaxed") }),
+            (false, true) => Ok(Op::ClusterWait),
+            _ => Err(self.error(format!("`{}` is not supported", self.instruction.opcode))),
+        }
     }
 
     fn fence(&self) -> Result<Op> {
@@ -155,13 +166,14 @@ impl Cursor<'_> {
         let kind = self.find(|m| ["init", "inval", "arrive", "expect_tx", "try_wait", "test_wait"].into_iter().find(|k| *k == m));
         let expect = kind == Some("arrive") && self.has("expect_tx");
         let parity = self.has("parity");
-        self.ignore(&["shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "cta", "cluster"]);
+        let scope = if self.has("cluster") { MemoryScope::Cluster } else { MemoryScope::Block };
+        self.ignore(&["shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "cta"]);
         Ok(match kind {
             Some("init") => Op::BarrierInit(self.address(0)?, self.sw(1)?),
             Some("inval") => Op::BarrierInval(self.address(0)?),
             Some("expect_tx") => {
                 self.ignore(&["relaxed"]);
-                Op::BarrierArrive(self.address(0)?, Arrive::ExpectOnly(self.sw(1)?), None)
+                Op::BarrierArrive { a: self.address(0)?, what: Arrive::ExpectOnly(self.sw(1)?), state: None, scope }
             }
             Some("arrive") => {
                 let state = match self.reg(0)? {
@@ -170,11 +182,12 @@ impl Cursor<'_> {
                     Reg::W(_) => return Err(self.error("the state of an mbarrier has 64 bits")),
                 };
                 let number = if self.count() > 2 { self.sw(2)? } else { Sw::Imm(1) };
-                Op::BarrierArrive(self.address(1)?, if expect { Arrive::Expect(number) } else { Arrive::Count(number) }, state)
+                let what = if expect { Arrive::Expect(number) } else { Arrive::Count(number) };
+                Op::BarrierArrive { a: self.address(1)?, what, state, scope }
             }
             Some(kind @ ("try_wait" | "test_wait")) => {
                 let phase = if parity { Src::W(self.sw(2)?) } else { Src::D(self.sd(2)?) };
-                Op::BarrierTest { d: self.p(0)?, a: self.address(1)?, phase, parity, suspend: kind == "try_wait" }
+                Op::BarrierTest { d: self.p(0)?, a: self.address(1)?, phase, parity, suspend: kind == "try_wait", scope }
             }
             _ => return Err(self.error(format!("`{}` is not supported", self.instruction.opcode))),
         })

@@ -1,6 +1,7 @@
 //! Kernels that are right, in every timing; and what is wrong with those that are not.
 
 mod arithmetic;
+mod clusters;
 mod counts;
 mod faults;
 mod flow;

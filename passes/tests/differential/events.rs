@@ -34,7 +34,7 @@ fn samples() -> Vec<(Compiled, Case)> {
 fn all_are_refused_or_harmless(reasons: &[Invariant], mutate: impl Fn(&mut Job, usize, usize, usize) -> bool) {
     let (mut refused, mut harmless) = (BTreeMap::<Invariant, u32>::new(), 0);
     // Only some mutants of each sample are tried; with `MUTANTS` (`make test-long-mutants`) more.
-    let most = if number("MUTANTS", 0) > 0 { 40 } else { 16 };
+    let most = if number("MUTANTS", 0) > 0 { 40 } else { 10 };
     for (compiled, case) in &*SAMPLES {
         let job = &compiled.job;
         let mut sites = vec![];

@@ -100,7 +100,7 @@ fn a_sum_that_is_claimed_complete_is_refused() {
 
 #[test]
 fn a_part_that_is_claimed_whole_or_split_otherwise_is_refused() {
-    refused_of(6, &[Invariant::SplitDim, Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
+    refused_of(12, &[Invariant::SplitDim, Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let body = &s.graph.body;
         let mut out = vec![];
         for u in s.mesh.ids() {
