@@ -6,7 +6,7 @@ use crate::fault::Wrong;
 use crate::history::AccessKind;
 use crate::inst::*;
 use crate::order::Engine;
-use crate::shared::{aligned, in_shared, mapped, rank_of};
+use crate::shared::{aligned, in_shared, mapped};
 use crate::warp::{LaunchGeometry, Longs};
 
 /// The space of an address, and the address within it.
@@ -125,7 +125,7 @@ impl Block<'_> {
                 for (m, d) in d.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
                     for (r, row) in rows.iter_mut().enumerate() {
-                        let address = self.shared_place(w, at[8 * m + r]);
+                        let address = self.own_place(w, at[8 * m + r])?;
                         aligned(address, 16)?;
                         self.shared.note_read(address, 16, Block::own(&self.warps[w]))?;
                         let bytes = self.shared.peek(address, 16)?;
@@ -145,7 +145,7 @@ impl Block<'_> {
                 for (m, s) in s.iter().enumerate() {
                     let v = self.warps[w].word(*s);
                     for r in 0..8 {
-                        let address = self.shared_place(w, at[8 * m + r]);
+                        let address = self.own_place(w, at[8 * m + r])?;
                         aligned(address, 16)?;
                         self.shared.note_write(address, 16, Block::own(&self.warps[w]))?;
                         let element = |c: usize| {
@@ -258,14 +258,11 @@ impl Block<'_> {
 
     /// The place that a warp reaches at an address in shared memory.
     fn reached(&self, w: usize, space: Space, address: u64) -> Result<u64, Wrong> {
-        let (own, at) = (self.warps[w].rank(), self.shared_place(w, address));
-        if rank_of(at) == own {
-            return Ok(at);
-        }
         if space == Space::Shared {
-            return Err(Wrong::Undefined("shared memory of another block is reached by `.shared::cluster`".into()));
+            return self.own_place(w, address);
         }
-        self.reachable(at).map(|()| at)
+        let place = self.shared_place(w, address);
+        self.reachable(place).map(|()| place)
     }
 
     fn local(&self, lane: usize, address: u64, bytes: u32) -> Result<usize, Wrong> {

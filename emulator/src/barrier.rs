@@ -1,4 +1,5 @@
-//! The state of barriers and mbarriers, of a block or of all blocks of a cluster (PTX ISA, sections 9.7.13.1 and 9.7.13.15).
+//! The state of barriers and mbarriers, of a block or of all blocks of a cluster (PTX ISA, sections 9.7.13.1 and
+//! 9.7.13.15).
 
 use crate::fault::Wrong;
 use crate::order::{Stamp, View};

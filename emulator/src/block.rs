@@ -1,5 +1,5 @@
-//! A block of threads, or the blocks of a cluster: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in
-//! its own time.
+//! A block of threads, or the blocks of a cluster: its warps take turns, in an order drawn from a seed, and what they
+//! leave to engines happens in its own time.
 
 use crate::alu;
 use crate::barrier::Barriers;

@@ -100,7 +100,7 @@ impl Block<'_> {
                 let read = read.map_or([*bytes; 32], |r| self.warps[w].word(r));
                 let (stamp, view) = (self.warps[w].stamp(Engine::Copy), Rc::new(self.warps[w].view.clone()));
                 for l in (0..32).filter(|l| mask >> l & 1 != 0) {
-                    let (to, from) = (self.shared_place(w, to[l]), from[l]);
+                    let (to, from) = (self.own_place(w, to[l])?, from[l]);
                     aligned(to, u64::from(*bytes))?;
                     if !from.is_multiple_of(u64::from(*bytes)) {
                         return Err(Wrong::Misaligned { space: "global", address: from, bytes: u64::from(*bytes) });
@@ -134,7 +134,8 @@ impl Block<'_> {
             }
             Op::CpArrive { a, count } => {
                 let at = self.warps[w].addresses(*a);
-                let barriers: Vec<u64> = (0..32).filter(|l| mask >> l & 1 != 0).map(|l| self.shared_place(w, at[l])).collect();
+                let lanes = (0..32).filter(|l| mask >> l & 1 != 0);
+                let barriers = lanes.map(|l| self.own_place(w, at[l])).collect::<Result<Vec<u64>, _>>()?;
                 if *count {
                     barriers.iter().try_for_each(|b| self.expect_arrivals(*b, 1))?;
                 }
@@ -186,7 +187,7 @@ impl Block<'_> {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a tensor copy")?;
                 let (map, at) = self.tensor(w, *map, at, l)?;
-                let from = self.shared_place(w, self.warps[w].addresses(*s)[l]);
+                let from = self.own_place(w, self.warps[w].addresses(*s)[l])?;
                 aligned(from, 128)?;
                 let element = u64::from(map.element);
                 let row = u64::from(map.extent[0]) * element;
@@ -203,7 +204,7 @@ impl Block<'_> {
             Op::BulkStore { d, s, bytes } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a bulk copy")?;
-                let (to, from) = (self.warps[w].addresses(*d)[l], self.shared_place(w, self.warps[w].addresses(*s)[l]));
+                let (to, from) = (self.warps[w].addresses(*d)[l], self.own_place(w, self.warps[w].addresses(*s)[l])?);
                 let bytes = self.bulk_bytes(w, *bytes, l, from, to)?;
                 self.start_store(w, pc, vec![(from, bytes, to)])?;
             }

@@ -37,7 +37,7 @@ impl Block<'_> {
             Op::BarrierInit(a, n) => {
                 let (at, n) = (self.warps[w].addresses(*a), self.warps[w].word(*n));
                 for l in lanes {
-                    let address = self.shared_place(w, at[l]);
+                    let address = self.own_place(w, at[l])?;
                     aligned(address, 8)?;
                     self.shared.note_write(address, 8, Block::own(&self.warps[w]))?;
                     if n[l] == 0 || n[l] >= 1 << 20 {
@@ -53,7 +53,7 @@ impl Block<'_> {
             Op::BarrierInval(a) => {
                 let at = self.warps[w].addresses(*a);
                 for l in lanes {
-                    let address = self.shared_place(w, at[l]);
+                    let address = self.own_place(w, at[l])?;
                     self.barriers.find(address)?;
                     self.barriers.phases.remove(&address);
                 }
@@ -285,6 +285,18 @@ impl Block<'_> {
     /// The place of an address in shared memory, which may be generic, for a warp.
     pub fn shared_place(&self, w: usize, address: u64) -> u64 {
         place(self.warps[w].rank(), in_shared(address))
+    }
+
+    /// The same of what reaches its own block alone.
+    ///
+    /// # Errors
+    /// It is another block's.
+    pub fn own_place(&self, w: usize, address: u64) -> Result<u64, Wrong> {
+        let place = self.shared_place(w, address);
+        if rank_of(place) == self.warps[w].rank() {
+            return Ok(place);
+        }
+        Err(Wrong::Undefined("shared memory of another block is reached by `.shared::cluster`".into()))
     }
 
     /// Checks that the block with a place in shared memory has not ended.

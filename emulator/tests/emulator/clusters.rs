@@ -1,5 +1,6 @@
 //! Clusters of blocks: what they write and copy into each other's shared memory, and what orders it.
 
+use super::matmul::{hopper, run_hopper};
 use super::{all_options, bytes, text, upload, words};
 use emulator::{Device, Fault, Launch, LaunchError, Options, Wrong};
 
@@ -54,6 +55,39 @@ fn blocks_of_a_cluster_reach_each_others_shared_memory() {
     // Who has not arrived may not wait, and who has arrived waits before it arrives again.
     assert!(wrong("barrier.cluster.wait.aligned;").to_string().contains("has not arrived"));
     assert!(wrong("barrier.cluster.arrive.aligned;\nbarrier.cluster.arrive.aligned;").to_string().contains("again before"));
+}
+
+/// Of another block's memory these instructions know nothing.
+#[test]
+fn what_is_of_a_block_alone_does_not_reach_another() {
+    let mapped = ".shared .align 16 .b8 s[512];\nmov.u32 %r1, s;\nmapa.shared::cluster.u32 %r1, %r1, %r31;\n";
+    for alone in [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];",
+        "cp.async.ca.shared.global [%r1], [%d0], 16;",
+        "mbarrier.init.shared::cta.b64 [%r1], 1;",
+        "ld.shared.u32 %r2, [%r1];",
+        "setp.ne.u32 %p1, %r0, 0;\n@!%p1 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], 16;",
+    ] {
+        assert!(wrong(&format!("{mapped}{alone}")).to_string().contains("is reached by `.shared::cluster`"), "{alone}");
+    }
+}
+
+/// Each block of a cluster multiplies for itself: copies, warpgroups and barriers of the second are its own. Both
+/// write the same results to the same place, which is not watched.
+#[test]
+fn blocks_of_a_cluster_multiply_out_of_their_own_memory() {
+    let single = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r15], [%d1, {%r12, %r13}], [%r10];";
+    let several = "mov.u32 %r38, %cluster_ctarank;\nshl.b32 %r38, 1, %r38;\n".to_string()
+        + &single.replace("bytes [", "bytes.multicast::cluster [").replace("[%r10];", "[%r10], %r38;");
+    let alone = hopper();
+    let text = alone.replace(".maxntid 160", ".maxntid 160\n.reqnctapercluster 2").replace(single, &several);
+    assert!(text.contains("multicast"));
+    for options in all_options() {
+        let options = Options { global_races: false, ..options };
+        let [(want, one), (got, two)] = [(&alone, 1), (&text, 2)].map(|(text, blocks)| run_hopper(text, blocks, options).expect("it is right"));
+        assert_eq!(got, want, "{options:?}");
+        assert_eq!(two.matrix_operations, 2 * one.matrix_operations);
+    }
 }
 
 #[test]

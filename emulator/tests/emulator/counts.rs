@@ -77,7 +77,7 @@ fn instructions_go_to_their_pipes() {
 fn products_are_counted_by_kind_and_need_no_arithmetic() {
     for products in [true, false] {
         let options = Options { count: true, products, ..Options::default() };
-        let s = matmul::run_hopper(&matmul::hopper(), options).expect("it is right").1;
+        let s = matmul::run_hopper(&matmul::hopper(), 1, options).expect("it is right").1;
         let operations = 2 * 64 * 64 * 64 * matmul::STEPS as u64;
         assert_eq!(s.counts.products, [[0, 0], [operations, 0]]);
         assert_eq!(s.matrix_operations, operations);

@@ -35,7 +35,8 @@ pub fn hopper() -> String {
     text.replace("MULTIPLY_16\n", &multiply).replace("STORE_SUMS\n", &store)
 }
 
-pub fn run_hopper(text: &str, options: Options) -> Result<(Vec<f32>, Statistics), LaunchError> {
+/// Runs it on so many blocks, which all compute the same.
+pub fn run_hopper(text: &str, blocks: u32, options: Options) -> Result<(Vec<f32>, Statistics), LaunchError> {
     let (a, b) = (numbers(64 * 64 * STEPS, 1), numbers(64 * 64 * STEPS, 2));
     let mut device = Device::new(Options { limit: 1 << 20, ..options });
     let module = device.load(text).unwrap_or_else(|e| panic!("{e}"));
@@ -49,7 +50,7 @@ pub fn run_hopper(text: &str, options: Options) -> Result<(Vec<f32>, Statistics)
     let out = device.allocate(64 * 64 * 4);
     parameters.extend(out.to_le_bytes());
     parameters.extend((STEPS as u32).to_le_bytes());
-    let launch = Launch { grid: [1, 1, 1], threads: [160, 1, 1], shared: 0 };
+    let launch = Launch { grid: [blocks, 1, 1], threads: [160, 1, 1], shared: 0 };
     let done = device.launch(module.kernel("matmul").expect("it is there"), launch, &parameters)?;
     Ok((reals(&device, out, 64 * 64), done))
 }
@@ -101,7 +102,7 @@ fn check(text: &str, run: Run, expected: &[f32], ordering: &[&str], at_least: us
 fn tensor_copies_and_wgmma() {
     let expected = product(&numbers(64 * 64 * STEPS, 1), &numbers(64 * 64 * STEPS, 2), 64, 64);
     let ordering = ["mbarrier", "fence", "bar.sync", "wgmma.fence", "wgmma.commit", "wgmma.wait", "cp.async.bulk.commit", "cp.async.bulk.wait"];
-    check(&hopper(), run_hopper, &expected, &ordering, 15);
+    check(&hopper(), |text, options| run_hopper(text, 1, options), &expected, &ordering, 15);
 }
 
 /// An H100 requires it, although no document says so.
@@ -117,8 +118,8 @@ fn a_tensor_copy_begins_at_a_multiple_of_16_bytes() {
     };
     assert!(hopper().contains(copy));
     for options in all_options() {
-        assert!(run_hopper(&shifted(8), options).is_ok(), "8 halves are 16 bytes");
-        let error = run_hopper(&shifted(4), options).expect_err("4 halves are 8 bytes");
+        assert!(run_hopper(&shifted(8), 1, options).is_ok(), "8 halves are 16 bytes");
+        let error = run_hopper(&shifted(4), 1, options).expect_err("4 halves are 8 bytes");
         assert!(error.to_string().contains("begins at element 4 of a row, which is no multiple of 16 bytes"), "{error}");
     }
 }

@@ -17,7 +17,8 @@ fn run(body: &str, bound: &str, options: Options) -> Result<(), LaunchError> {
     let mut device = Device::new(options);
     let module = device.load(&text(body).replace(") {", &format!(") {bound} {{"))).unwrap_or_else(|e| panic!("{e}"));
     let p = upload(&mut device, &bytes(&[0u32; 384], u32::to_le_bytes));
-    let launch = Launch { grid: [1, 1, 1], threads: [384, 1, 1], shared: 0 };
+    let blocks = if bound.contains("cluster") { 2 } else { 1 };
+    let launch = Launch { grid: [blocks, 1, 1], threads: [384, 1, 1], shared: 0 };
     device.launch(module.kernel("k").expect("it is there"), launch, &p.to_le_bytes()).map(drop)
 }
 
@@ -32,6 +33,8 @@ fn wrong(body: &str, bound: &str, options: Options) -> Wrong {
 fn who_wants_more_waits_until_others_have_given_up_theirs() {
     for options in all_options() {
         run(ROLES, ".maxntid 384", options).unwrap_or_else(|e| panic!("{options:?}: {e}"));
+        // Blocks of a cluster have registers of their own.
+        run(ROLES, ".maxntid 384 .reqnctapercluster 2", options).unwrap_or_else(|e| panic!("{options:?}: {e}"));
         run(ROLES, ".maxnreg 168", options).unwrap_or_else(|e| panic!("{options:?}: {e}"));
         let without = ROLES.replace("setmaxnreg.dec.sync.aligned.u32 24;", "");
         let Wrong::Deadlock(who) = wrong(&without, ".maxntid 384", options) else { panic!("{options:?}: no deadlock") };
