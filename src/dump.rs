@@ -140,8 +140,9 @@ fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> St
     let mut out = String::new();
     if let Some(l) = launch {
         let most = l.resident.map_or(String::new(), |r| format!(", {r} at most on a multiprocessor"));
+        let clusters = if l.cluster > 1 { format!(", in clusters of {}", l.cluster) } else { String::new() };
         let of = [l.shared_bytes.into(), l.scratch_bytes];
-        let _ = writeln!(out, "// {} blocks of {} threads{most}, {} bytes of shared memory, {} of scratch", l.grid, l.block, of[0], of[1]);
+        let _ = writeln!(out, "// {} blocks of {} threads{clusters}{most}, {} bytes of shared memory, {} of scratch", l.grid, l.block, of[0], of[1]);
     }
     for v in body.values().filter(|v| !body[*v].op.is_source()) {
         let _ = writeln!(out, "// {}", described(job, body, v));

@@ -36,12 +36,14 @@ pub struct LaunchBounds {
     /// Blocks at a time on a multiprocessor. If this is not given, ptxas spills registers to have as many as
     /// possible.
     pub blocks: u32,
+    /// Blocks of a cluster.
+    pub cluster: u32,
 }
 
 impl LaunchBounds {
     /// Bounds of a block whose warps compute a tile together.
     pub fn of_team(members: i64) -> LaunchBounds {
-        LaunchBounds { threads: members as u32 * WARP, blocks: 1 }
+        LaunchBounds { threads: members as u32 * WARP, blocks: 1, cluster: 1 }
     }
 }
 
@@ -101,6 +103,7 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     Launch {
         grid: grid as u32,
         resident: None,
+        cluster: 1,
         block: WARPS * WARP,
         shared_bytes: 0,
         scratch_bytes: grid * of_block,
@@ -109,11 +112,12 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     }
 }
 
-/// The launch of a kernel whose blocks compute a tile each. The card begins with the first and has as many at a time
-/// as there is room for.
+/// The launch of a kernel whose blocks, or clusters of them, compute a tile each. The card begins with the first and
+/// has as many at a time as there is room for.
 pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: LaunchBounds, shared_bytes: u32) -> Launch {
-    let (grid, parameters) = (shape.tiles.clamp(1, MOST_BLOCKS.into()) as u32, parameters(kernel, shape));
-    Launch { grid, resident: None, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
+    let (clusters, parameters) = (shape.tiles.clamp(1, (MOST_BLOCKS / bounds.cluster).into()) as u32, parameters(kernel, shape));
+    let (grid, cluster) = (clusters * bounds.cluster, bounds.cluster);
+    Launch { grid, resident: None, cluster, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
 }
 
 /// The launch of a kernel whose warps differ in what they do: as many blocks as run at a time on a card, if there is

@@ -40,9 +40,9 @@ pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(MapDi
 
 /// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does
 /// it. `map`: its address.
-pub fn copy_box<'c>(b: &Simt<'c>, map: Index<'c>, coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2]) {
+pub fn copy_box<'c>(b: &Simt<'c>, map: Index<'c>, coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2], blocks: i64) {
     let mut operands: Vec<Value> = vec![to.into(), map.into()];
     operands.extend(coordinates.iter().map(|x| Value::from(*x)));
     operands.push(barrier.into());
-    b.asm(Instruction::CopyBox { dims: coordinates.len() as u32 }, &operands);
+    b.asm(Instruction::CopyBox { dims: coordinates.len() as u32, blocks: blocks as u32 }, &operands);
 }

@@ -162,8 +162,8 @@ impl Card {
     /// last ones ([`CounterTiles::uneven`](crate::counts::CounterTiles::uneven)). What it does at the same time
     /// (instructions, pipes, banks, tensor cores) takes as long as the longest of these; so do cache and memory,
     /// which all share; and so does waiting, [`Counts::trips`] after each other for each wave. What warps that
-    /// multiply do while nothing of theirs is multiplied comes on top, unless other blocks of the multiprocessor
-    /// multiply then.
+    /// multiply do while nothing of theirs is multiplied comes on top, unless other blocks of the multiprocessor, or
+    /// warps that take turns with them, multiply then.
     pub fn cost(&self, counted: &[Counts], kernel: &Kernel, launch: &Launch, bytes: [u64; 2]) -> Cost {
         let mut sum = Counts::default();
         counted.iter().for_each(|c| sum.add(c));
@@ -176,7 +176,7 @@ impl Card {
             _ => &sum,
         };
         // Counts are sums over blocks. This is the share of the multiprocessor that ends last.
-        let uneven = 1.0 + counts.counter_tiles.uneven(counts.blocks);
+        let uneven = 1.0 + counts.counter_tiles.uneven();
         let share = |n: u64| n as f64 * most as f64 * uneven / counts.blocks.max(1) as f64;
         let multiplies = sum.products != [[0; 2]; 2];
         let clocks = |n: f64| n / (self.gigahertz[usize::from(!multiplies)] * 1e9);
@@ -184,8 +184,11 @@ impl Card {
         let all = |n: u64| n as f64 * blocks as f64 / sum.blocks.max(1) as f64;
         let operations = |k: usize| (share(counts.products[k][0]) + 2.0 * share(counts.products[k][1])) / self.tensor[k];
         let waited = |trips: u64| trips as f64 * latency * waves as f64;
-        let alone = clocks((share(counts.alone) / 4.0 + waited(counts.alone_trips)) / f64::from(resident));
         let products = clocks(operations(0) + operations(1));
+        // Warps that take turns do so while others multiply.
+        let turn = counts.turn();
+        let stored = clocks((turn * share(counts.alone) / 4.0 + waited(counts.alone_trips)) / f64::from(resident));
+        let alone = (turn * products + stored - products).max(0.0);
         let sectors = all((sum.loads.sectors + sum.stores.sectors) * SECTOR);
         // Memory that is read again comes from the cache, if it is still there.
         let running = (f64::from(resident) * f64::from(self.multiprocessors) / blocks as f64).min(1.0);

@@ -4,6 +4,7 @@ use crate::counts::{Banks, Counts, ROUNDS, Step, Traffic, is_global};
 use crate::inst::*;
 use crate::shared::in_shared;
 use crate::warp::Warp;
+use std::collections::HashSet;
 
 /// The counts and trips of one warp.
 struct Clock {
@@ -29,12 +30,16 @@ struct Clock {
     last: u64,
     /// Numbers that the warp has taken from a counter.
     taken: u64,
+    /// Stages that copies filled and the warp waited for.
+    stages: u64,
 }
 
 /// The counts of a block, or of the blocks of a cluster.
 pub struct Counting {
     pub counts: Counts,
     clocks: Vec<Clock>,
+    /// The mbarriers of which bytes were expected.
+    filled: HashSet<u64>,
 }
 
 impl Counting {
@@ -51,9 +56,10 @@ impl Counting {
             before: 0,
             last: 0,
             taken: 0,
+            stages: 0,
         };
         let counts = Counts { blocks, warps: warps as u64, ..Counts::default() };
-        Counting { counts, clocks: (0..warps).map(clock).collect() }
+        Counting { counts, clocks: (0..warps).map(clock).collect(), filled: HashSet::new() }
     }
 
     /// The trip after which all `cp.async` copies of a warp are complete.
@@ -64,7 +70,7 @@ impl Counting {
     /// Counts an instruction that a warp is about to execute with these lanes. `busy` says whether products of the
     /// warp are under way.
     pub fn count(&mut self, warp: &mut Warp, busy: bool, step: &Step, op: &Op, mask: u32) {
-        let Counting { counts, clocks } = self;
+        let Counting { counts, clocks, .. } = self;
         let clock = &mut clocks[warp.id];
         counts.issued[step.pipe as usize] += u64::from(step.slots);
         counts.alone += u64::from(step.slots) * u64::from(clock.multiplies && !busy);
@@ -135,6 +141,17 @@ impl Counting {
         step.writes.iter().for_each(|r| clock.ready[*r as usize] = ready);
     }
 
+    /// Counts that copies will fill a stage whose mbarrier this is.
+    pub fn fills(&mut self, barrier: u64) {
+        self.filled.insert(barrier);
+        self.counts.stages += 1;
+    }
+
+    /// Counts that a warp has waited at an mbarrier.
+    pub fn waited(&mut self, w: usize, barrier: u64) {
+        self.clocks[w].stages += u64::from(self.filled.contains(&barrier));
+    }
+
     /// Counts one copy of an engine.
     pub fn copy(&mut self, pieces: impl Iterator<Item = (u64, u64)>, to: fn(&mut Counts) -> &mut Traffic) {
         to(&mut self.counts).request(pieces.collect(), None);
@@ -155,9 +172,12 @@ impl Counting {
         counts.trips = counts.trips.max(trips);
         counts.all_trips += trips;
         counts.alone_trips = counts.alone_trips.max(u64::from(clock.alone));
+        counts.used_stages += if clock.multiplies { clock.stages } else { 0 };
+        counts.multipliers += u64::from(clock.multiplies);
         if clock.taken > 0 {
             counts.counter_tiles.tiles += clock.taken;
             counts.counter_tiles.most = counts.counter_tiles.most.max(clock.taken);
+            counts.counter_tiles.takers += 1;
             counts.counter_tiles.copies += clock.copies;
             counts.counter_tiles.last_tile_copies += clock.last;
         }

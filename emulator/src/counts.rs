@@ -78,9 +78,11 @@ pub struct CounterTiles {
     pub tiles: u64,
     /// Tiles of the block that has the most.
     pub most: u64,
-    /// Tensor copies for tiles of all blocks.
+    /// Blocks that took numbers of tiles: of a cluster one does.
+    pub takers: u64,
+    /// Tensor copies for tiles of these blocks.
     pub copies: u64,
-    /// Tensor copies for the last tile of each block, summed over blocks.
+    /// Tensor copies for the last tile of each, summed over blocks.
     pub last_tile_copies: u64,
 }
 
@@ -88,11 +90,11 @@ impl CounterTiles {
     /// By how much the block that ends last has more to do than blocks in the mean, as a part of this: where tiles do
     /// not come out even one more of the last ones, which is the smaller the more tiles there are, and the shorter
     /// the last ones.
-    pub fn uneven(&self, blocks: u64) -> f64 {
+    pub fn uneven(&self) -> f64 {
         if self.copies == 0 {
             return 0.0;
         }
-        let left = self.most as f64 - self.tiles as f64 / blocks.max(1) as f64;
+        let left = self.most as f64 - self.tiles as f64 / self.takers.max(1) as f64;
         left * self.last_tile_copies as f64 / self.copies as f64
     }
 }
@@ -129,6 +131,12 @@ pub struct Counts {
     pub all_trips: u64,
     /// The most trips of a warp while none of its products by `wgmma` is under way, after the first.
     pub alone_trips: u64,
+    /// Stages of shared memory that copies filled: phases of mbarriers of which bytes were expected.
+    pub stages: u64,
+    /// Those that warps waited for which multiply by `wgmma`, of all such warps together.
+    pub used_stages: u64,
+    /// Warps that multiply by `wgmma`.
+    pub multipliers: u64,
     /// Where blocks take the numbers of their tiles from a counter.
     pub counter_tiles: CounterTiles,
 }
@@ -208,10 +216,21 @@ impl Counts {
         self.trips = self.trips.max(other.trips);
         self.all_trips += other.all_trips;
         self.alone_trips = self.alone_trips.max(other.alone_trips);
+        self.stages += other.stages;
+        self.used_stages += other.used_stages;
+        self.multipliers += other.multipliers;
         self.counter_tiles.tiles += other.counter_tiles.tiles;
         self.counter_tiles.most = self.counter_tiles.most.max(other.counter_tiles.most);
+        self.counter_tiles.takers += other.counter_tiles.takers;
         self.counter_tiles.copies += other.counter_tiles.copies;
         self.counter_tiles.last_tile_copies += other.counter_tiles.last_tile_copies;
+    }
+
+    /// The part of the stages that a warp which multiplies has. Where warps take turns at tiles, each has some of
+    /// them, and the others multiply while it stores.
+    pub fn turn(&self) -> f64 {
+        let all = self.stages as f64 * self.multipliers as f64 / self.blocks.max(1) as f64;
+        if all == 0.0 { 1.0 } else { (self.used_stages as f64 / all).min(1.0) }
     }
 
     /// All instructions.

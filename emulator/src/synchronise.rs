@@ -79,6 +79,11 @@ impl Block<'_> {
                     let b = self.barriers.find(address)?;
                     phases[l] = b.phase;
                     b.bytes += bytes;
+                    if bytes > 0
+                        && let Some(counting) = &mut self.counting
+                    {
+                        counting.fills(address);
+                    }
                     self.arrive_with(address, arrivals, Some(w), None)?;
                 }
                 if let Some(d) = state {
@@ -99,6 +104,11 @@ impl Block<'_> {
                     let is_over = if *parity { b.phase & 1 != phase[l] & 1 } else { b.phase > phase[l] };
                     if is_over {
                         over |= 1 << l;
+                        if l == mask.trailing_zeros() as usize
+                            && let Some(counting) = &mut self.counting
+                        {
+                            counting.waited(w, address);
+                        }
                         let heard = if *scope == MemoryScope::Cluster { 2 } else { 1 };
                         b.done[..heard].iter().for_each(|done| self.warps[w].view.join(done));
                     } else {

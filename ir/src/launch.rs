@@ -16,6 +16,8 @@ pub const MOST_PARAMETERS: usize = 32_764;
 pub const MOST_BLOCKS: u32 = 1 << 24;
 /// Most blocks that a multiprocessor has room for.
 const MOST_RESIDENT: u32 = 32;
+/// Most blocks of a cluster, on every GPU that has clusters.
+const MOST_CLUSTER: u32 = 8;
 /// Most bytes of scratch of a launch.
 pub const MOST_SCRATCH: u64 = 1 << 40;
 /// Bytes from one kernel's counter to another's: they are on different lines of the cache.
@@ -137,6 +139,8 @@ pub struct Launch {
     /// So many blocks have room on a multiprocessor, if no more are to be launched than run at once: each takes its
     /// share of the work, however many there are.
     pub resident: Option<u32>,
+    /// Blocks of a cluster, which run at a time and reach each other's shared memory: the grid is a multiple of it.
+    pub cluster: u32,
     /// Threads of each.
     pub block: u32,
     /// Bytes of shared memory that a block gets beside what its code declares.
@@ -152,7 +156,8 @@ pub struct Launch {
 impl Launch {
     /// Blocks that are launched on a card with so many multiprocessors.
     pub fn blocks_on(&self, multiprocessors: u32) -> u32 {
-        self.resident.map_or(self.grid, |r| self.grid.min(r.saturating_mul(multiprocessors).max(1)))
+        let most = |resident: u32| (resident.saturating_mul(multiprocessors) / self.cluster).max(1) * self.cluster;
+        self.resident.map_or(self.grid, |r| self.grid.min(most(r)))
     }
 
     /// Whether a GPU of a kind (`sm_80`, `sm_90a`) can launch it, with what the kernel has.
@@ -166,6 +171,10 @@ impl Launch {
         };
         fits("blocks", self.grid.into(), 1, MOST_BLOCKS.into())?;
         fits("blocks on a multiprocessor", self.resident.unwrap_or(1).into(), 1, MOST_RESIDENT.into())?;
+        fits("blocks of a cluster", self.cluster.into(), 1, if arch == "sm_90a" { MOST_CLUSTER.into() } else { 1 })?;
+        if !self.grid.is_multiple_of(self.cluster) {
+            return Err(format!("{} blocks are no multiple of the {} of a cluster", self.grid, self.cluster));
+        }
         fits("threads a block", self.block.into(), WARP.into(), MOST_THREADS.into())?;
         if !self.block.is_multiple_of(WARP) {
             return Err(format!("{} threads a block are not whole warps", self.block));
@@ -238,7 +247,7 @@ mod tests {
 
     fn launch() -> Launch {
         let parameters = vec![Parameter::Scalar(0), Parameter::Number(7), Parameter::Scratch, Parameter::Counter];
-        Launch { grid: 3, resident: None, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
+        Launch { grid: 3, resident: None, cluster: 1, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
     }
 
     /// Of 200 rows of 100 bf16, padded to 104, in boxes of 8 rows.
@@ -282,6 +291,12 @@ mod tests {
     }
 
     #[test]
+    fn as_many_whole_clusters_are_launched_as_have_room() {
+        let l = Launch { grid: 12, resident: Some(1), cluster: 2, ..launch() };
+        assert_eq!([1, 2, 7, 20].map(|multiprocessors| l.blocks_on(multiprocessors)), [2, 2, 6, 12]);
+    }
+
+    #[test]
     fn what_no_gpu_can_launch_is_refused() {
         assert_eq!(launch().check(&kernel(), "sm_80"), Ok(()));
         let refused_by = |arch: &str, change: fn(&mut Launch)| {
@@ -292,6 +307,9 @@ mod tests {
         let refused = |change| refused_by("sm_90a", change);
         assert_eq!(refused(|l| l.resident = Some(0)), "0 blocks on a multiprocessor, not 1 to 32");
         assert_eq!(refused(|l| l.grid = 0), "0 blocks, not 1 to 16777216");
+        assert_eq!(refused(|l| l.cluster = 0), "0 blocks of a cluster, not 1 to 8");
+        assert_eq!(refused(|l| l.cluster = 2), "3 blocks are no multiple of the 2 of a cluster");
+        assert_eq!(refused_by("sm_80", |l| l.cluster = 3), "3 blocks of a cluster, not 1 to 1");
         assert_eq!(refused(|l| l.block = 2048), "2048 threads a block, not 32 to 1024");
         assert_eq!(refused(|l| l.block = 100), "100 threads a block are not whole warps");
         assert_eq!(refused(|l| l.shared_bytes = 1 << 20), "1048576 bytes of shared memory, not 0 to 232448");

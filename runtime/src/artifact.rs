@@ -44,7 +44,7 @@ use std::sync::Arc;
 use verify::Violation;
 
 /// Changes whenever an artifact of before cannot be read any more.
-pub const FORMAT: u32 = 18;
+pub const FORMAT: u32 = 19;
 
 const SIGNATURE: &str = "manifest.sig";
 const JOB: &str = "job.bin";

@@ -155,14 +155,29 @@ pub enum Instruction {
     ArriveExpecting,
     /// `(mbarrier, parity)`: 1 if a phase of that parity has ended, the last one or that before the first; 0 maybe
     /// after having waited for a while.
-    TryWait,
+    TryWait {
+        /// Whether it hears of what those did before that arrived from other blocks of the cluster.
+        of_cluster: bool,
+    },
     /// `(to in shared, tensor map, as many coordinates as dims, mbarrier)`: copies a box in the background and
     /// completes its bytes at the mbarrier. One thread does it. The map's address is generic; coordinates count from
     /// the innermost.
     CopyBox {
         /// Dims of the tensor map, 1 to 5.
         dims: u32,
+        /// Blocks of the cluster that get a copy each, at the same offsets of their shared memory; 1 for this one.
+        blocks: u32,
     },
+    /// The number of the block in its cluster.
+    Rank,
+    /// `(address in shared, rank)`: the address of the same place in that block of the cluster.
+    MapRank,
+    /// `(mbarrier by `MapRank`)`: arrives there; what this thread did before is done for those who see the phase end.
+    ArriveAt,
+    /// `(address by `MapRank`, word)`: writes it there.
+    StoreAt,
+    /// Waits until all threads of the cluster have come here, and makes what they did visible to each other.
+    MeetCluster,
     /// 1 in one lane of the warp, 0 in all others.
     Elect,
     /// The number of blocks of the launch. Unlike LLVM's operation it stays where it is.
@@ -303,19 +318,36 @@ impl Instruction {
             Instruction::FenceBarriers => nothing("fence.mbarrier_init.release.cluster;".into(), &[]),
             Instruction::Arrive => nothing("mbarrier.arrive.shared::cta.b64 _, [$0];".into(), &[("r", 1)]),
             Instruction::ArriveExpecting => nothing("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;".into(), &[("r", 2)]),
-            Instruction::TryWait => AsmText {
-                template: "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }".into(),
+            Instruction::TryWait { of_cluster } => AsmText {
+                template: format!(
+                    "{{ .reg .pred p; mbarrier.try_wait.parity{}.shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }}",
+                    if of_cluster { ".acquire.cluster" } else { "" }
+                ),
                 constraints: constraints(&[("=r", 1), ("r", 2)], true),
                 results: Results::Word,
             },
-            Instruction::CopyBox { dims } => {
+            Instruction::CopyBox { dims, blocks } => {
                 let dims = dims as usize;
-                let at = list(2, dims);
-                nothing(
-                    format!("cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {at}], [${}];", dims + 2),
-                    &[("r", 1), ("l", 1), ("r", dims + 1)],
-                )
+                let (at, barrier) = (list(2, dims), dims + 2);
+                let copy = format!("cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes");
+                let operands = format!("[$0], [$1, {at}], [${barrier}]");
+                let template = match blocks {
+                    1 => format!("{copy} {operands};"),
+                    _ => format!("{{ .reg .b16 all; mov.b16 all, {}; {copy}.multicast::cluster {operands}, all; }}", (1 << blocks) - 1),
+                };
+                nothing(template, &[("r", 1), ("l", 1), ("r", dims + 1)])
             }
+            Instruction::Rank => {
+                AsmText { template: "mov.u32 $0, %cluster_ctarank;".into(), constraints: constraints(&[("=r", 1)], false), results: Results::Word }
+            }
+            Instruction::MapRank => AsmText {
+                template: "mapa.shared::cluster.u32 $0, $1, $2;".into(),
+                constraints: constraints(&[("=r", 1), ("r", 2)], false),
+                results: Results::Word,
+            },
+            Instruction::ArriveAt => nothing("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];".into(), &[("r", 1)]),
+            Instruction::StoreAt => nothing("st.shared::cluster.u32 [$0], $1;".into(), &[("r", 2)]),
+            Instruction::MeetCluster => nothing("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;".into(), &[]),
             Instruction::Elect => AsmText {
                 template: "{ .reg .pred p; elect.sync _|p, -1; selp.u32 $0, 1, 0, p; }".into(),
                 constraints: constraints(&[("=r", 1)], true),

@@ -120,10 +120,15 @@ impl<'c> Simt<'c> {
 
     /// Waits until a phase of this parity of an mbarrier has ended.
     pub fn wait(&self, barrier: Index<'c>, parity: Index<'c>) {
+        self.wait_for(barrier, parity, false);
+    }
+
+    /// The same, and hears of what those did before that arrived, from other blocks of the cluster too if it says so.
+    pub fn wait_for(&self, barrier: Index<'c>, parity: Index<'c>, of_cluster: bool) {
         let [again, after] = ["wait", "over"].map(|n| self.context.append_basic_block(self.function(), n));
         built(self.writer.build_unconditional_branch(again));
         self.writer.position_at_end(again);
-        let over = self.asm(Instruction::TryWait, &[barrier.into(), parity.into()])[0].into_int_value();
+        let over = self.asm(Instruction::TryWait { of_cluster }, &[barrier.into(), parity.into()])[0].into_int_value();
         built(self.writer.build_conditional_branch(self.equal(over, self.word(1)), after, again));
         self.writer.position_at_end(after);
     }

@@ -4,6 +4,9 @@
 //! For each stage there are two mbarriers: one that it is full, which the bytes that arrive complete, and one that it
 //! is empty, at which warps arrive when they are done with it. All go through the same stages in the same order, so
 //! nothing else is shared. The warpgroup of the thread that copies gives registers to the others.
+//!
+//! In a [`Cluster`] a copy may fill the same stage of all blocks. So each block's is empty when the warps of all have
+//! arrived at its mbarrier.
 
 use super::asm::Instruction;
 use super::block::{Index, Variable};
@@ -23,11 +26,57 @@ pub fn more_registers(groups: i64, blocks: u32) -> u32 {
     ((even * (groups + 1) - i64::from(FEW_REGISTERS)) / groups / 8 * 8) as u32
 }
 
+/// The blocks of a cluster, as one of them sees them.
+#[derive(Clone, Copy)]
+pub struct Cluster<'c> {
+    /// How many there are.
+    pub blocks: i64,
+    /// This one's number.
+    pub rank: Index<'c>,
+}
+
+impl<'c> Cluster<'c> {
+    /// A cluster of so many blocks; one block has none.
+    pub fn new(b: &Simt<'c>, blocks: i64) -> Self {
+        let rank = if blocks == 1 { b.word(0) } else { b.asm(Instruction::Rank, &[])[0].into_int_value() };
+        Cluster { blocks, rank }
+    }
+
+    /// Whether there is no other block.
+    pub fn is_alone(&self) -> bool {
+        self.blocks == 1
+    }
+
+    /// Arrives at the mbarrier that lies there in the block with this number.
+    pub fn arrive(&self, b: &Simt<'c>, barrier: Index<'c>, rank: Index<'c>) {
+        if self.is_alone() {
+            b.asm(Instruction::Arrive, &[barrier.into()]);
+        } else {
+            b.asm(Instruction::ArriveAt, &[self.place(b, barrier, rank).into()]);
+        }
+    }
+
+    /// The address of the same place in the shared memory of the block with this number.
+    pub fn place(&self, b: &Simt<'c>, at: Index<'c>, rank: Index<'c>) -> Index<'c> {
+        b.asm(Instruction::MapRank, &[at.into(), rank.into()])[0].into_int_value()
+    }
+
+    /// Waits for all threads of all blocks, with whole warps.
+    pub fn meet(&self, b: &Simt<'c>) {
+        if self.is_alone() {
+            b.barrier();
+        } else {
+            b.asm(Instruction::MeetCluster, &[]);
+        }
+    }
+}
+
 /// A number of stages, and the address of their mbarriers in shared memory.
 pub struct Stages<'a, 'c> {
     b: &'a Simt<'c>,
     barriers: Index<'c>,
     count: i64,
+    cluster: Cluster<'c>,
 }
 
 /// The stage that a thread is at.
@@ -41,7 +90,12 @@ pub struct Position<'c> {
 impl<'a, 'c> Stages<'a, 'c> {
     /// `count` stages, whose mbarriers begin at an address in shared memory.
     pub fn new(b: &'a Simt<'c>, barriers: Index<'c>, count: i64) -> Self {
-        Stages { b, barriers, count }
+        Stages { b, barriers, count, cluster: Cluster::new(b, 1) }
+    }
+
+    /// The same stages, used up by the warps of all blocks of a cluster.
+    pub fn of(self, cluster: Cluster<'c>) -> Self {
+        Stages { cluster, ..self }
     }
 
     /// Bytes of the mbarriers of so many stages.
@@ -61,9 +115,9 @@ impl<'a, 'c> Stages<'a, 'c> {
         b.index_add(self.full(slot), b.word(8 * self.count))
     }
 
-    /// Makes the mbarriers, which one thread does: stages are empty when so many have arrived.
+    /// Makes the mbarriers, which one thread does: stages are empty when so many of each block have arrived.
     pub fn prepare(&self, arrivals: i64) {
-        let b = self.b;
+        let (b, arrivals) = (self.b, arrivals * self.cluster.blocks);
         for slot in 0..self.count {
             b.asm(Instruction::BarrierInit { arrivals: 1 }, &[self.full(b.word(slot)).into()]);
             b.asm(Instruction::BarrierInit { arrivals: arrivals as u32 }, &[self.empty(b.word(slot)).into()]);
@@ -103,6 +157,17 @@ impl<'a, 'c> Stages<'a, 'c> {
         self.b.set(position.parity, parity);
     }
 
+    /// Passes over so many stages, which other warps use up.
+    pub fn pass(&self, position: Position<'c>, stages: i64) {
+        let (b, slot) = (self.b, self.b.get(position.slot));
+        let (rounds, rest) = (stages / self.count, stages % self.count);
+        let next = b.index_add(slot, b.word(rest));
+        let around = b.less(b.word(self.count - 1), next);
+        b.set(position.slot, b.choose(around, b.index_sub(next, b.word(self.count)), next));
+        let odd = b.bits(IntBinary::Xor, b.choose(around, b.word(1), b.word(0)), b.word(rounds % 2));
+        b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), odd));
+    }
+
     /// The stage after one, and the parity of its phase.
     fn after(&self, position: Position<'c>) -> [Index<'c>; 2] {
         let b = self.b;
@@ -117,12 +182,28 @@ impl<'a, 'c> Stages<'a, 'c> {
 
     /// Waits until the stage is empty.
     pub fn wait_empty(&self, slot: Index<'c>, position: Position<'c>) {
-        self.b.wait(self.empty(slot), self.b.get(position.parity));
+        self.b.wait_for(self.empty(slot), self.b.get(position.parity), !self.cluster.is_alone());
     }
 
     /// Waits until the stage is full.
     pub fn wait_full(&self, slot: Index<'c>, position: Position<'c>) {
         self.b.wait(self.full(slot), self.b.get(position.parity));
+    }
+
+    /// The same of a stage that another block's thread fills.
+    pub fn wait_told(&self, slot: Index<'c>, position: Position<'c>) {
+        self.b.wait_for(self.full(slot), self.b.get(position.parity), !self.cluster.is_alone());
+    }
+
+    /// Whether this lane tells for its warp that a stage is empty: one does it for each block.
+    pub fn tells(&self) -> Index<'c> {
+        let (b, lane) = (self.b, self.b.narrow(self.b.lane()));
+        if self.cluster.is_alone() { b.equal(lane, b.word(0)) } else { b.less(lane, b.word(self.cluster.blocks)) }
+    }
+
+    /// Tells one block that a stage is empty, in such a lane.
+    pub fn tell_empty(&self, slot: Index<'c>) {
+        self.cluster.arrive(self.b, self.empty(slot), self.b.narrow(self.b.lane()));
     }
 
     /// Waits until the stage after this one is full.
@@ -132,13 +213,72 @@ impl<'a, 'c> Stages<'a, 'c> {
     }
 }
 
+/// How two teams of warps take turns at the stages of one ring: an mbarrier for each, at which the other arrives when
+/// it has seen all of its stages full. Before, a team cannot tell the phases of the next stages from those before.
+pub struct Turns<'a, 'c> {
+    b: &'a Simt<'c>,
+    barriers: Index<'c>,
+    team: Index<'c>,
+    /// The number of the tile of both, which begins so that its bit 1 is the parity of the phase to wait for.
+    tile: Variable<'c>,
+}
+
+impl<'a, 'c> Turns<'a, 'c> {
+    /// Bytes of shared memory.
+    pub const BYTES: i64 = 2 * 8;
+
+    /// Makes the mbarriers, which one thread does, for teams of so many warps.
+    pub fn prepare(b: &Simt<'c>, barriers: Index<'c>, warps: i64) {
+        for team in 0..2 {
+            b.asm(Instruction::BarrierInit { arrivals: warps as u32 }, &[b.index_add(barriers, b.word(8 * team)).into()]);
+        }
+    }
+
+    /// The turns of team 0, which begins, or 1.
+    pub fn new(b: &'a Simt<'c>, barriers: Index<'c>, team: Index<'c>) -> Self {
+        let first = b.index_mul(b.index_sub(b.word(1), team), b.word(2));
+        Turns { b, barriers, team, tile: b.variable(first) }
+    }
+
+    /// Runs one of both for the next tile: `mine` when it is this team's turn, or `others`.
+    pub fn either(&self, mine: impl FnOnce(), others: impl FnOnce()) {
+        let b = self.b;
+        let tile = b.get(self.tile);
+        let is_mine = b.equal(b.bits(IntBinary::And, tile, b.word(1)), self.team);
+        let parity = b.bits(IntBinary::And, b.index_div(tile, b.word(2)), b.word(1));
+        let wait_and_run = || {
+            b.wait(self.barrier(self.team), parity);
+            mine();
+        };
+        b.either(is_mine, wait_and_run, others);
+        b.set(self.tile, b.index_add(tile, b.word(1)));
+    }
+
+    /// Lets the other team begin, when this one has seen all of its stages full.
+    pub fn pass_on(&self) {
+        let b = self.b;
+        b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), || {
+            b.asm(Instruction::Arrive, &[self.barrier(b.index_sub(b.word(1), self.team)).into()]);
+        });
+    }
+
+    fn barrier(&self, team: Index<'c>) -> Index<'c> {
+        self.b.index_add(self.barriers, self.b.index_mul(team, self.b.word(8)))
+    }
+}
+
 /// Arrives at one of a stage's mbarriers when the whole warp is done with the stage, including reads and writes of
 /// words beside it.
 pub fn release<'c>(b: &Simt<'c>, barrier: Index<'c>) {
-    b.warp_barrier();
-    b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), || {
+    when_done(b, || {
         b.asm(Instruction::Arrive, &[barrier.into()]);
     });
+}
+
+/// Runs `f` in one lane when the whole warp has come here.
+pub fn when_done(b: &Simt, f: impl FnOnce()) {
+    b.warp_barrier();
+    b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), f);
 }
 
 /// Runs `f` in one thread of the first warp.

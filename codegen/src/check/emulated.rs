@@ -59,7 +59,8 @@ fn some(blocks: u32, cost: u64, between: u64) -> BTreeSet<usize> {
 fn spread(launch: &Launch, tiles: u64) -> Launch {
     // Kernels whose warps compute tiles by themselves have no shared memory.
     let of_block = if launch.shared_bytes == 0 { u64::from(launch.block / WARP) } else { 1 };
-    let grid = if launch.scratch_bytes > 0 { launch.grid } else { tiles.div_ceil(of_block).clamp(1, MOST_BLOCKS) as u32 };
+    let clusters = tiles.div_ceil(of_block).clamp(1, MOST_BLOCKS / u64::from(launch.cluster)) as u32;
+    let grid = if launch.scratch_bytes > 0 { launch.grid } else { clusters * launch.cluster };
     Launch { grid, ..launch.clone() }
 }
 

@@ -424,7 +424,7 @@ pub fn run_ptx_shifted(
     let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
     let counter = upload(vec![0; 4]);
     // The grid has fewer warps, or blocks, than tiles, so that some compute several.
-    launch.grid = (launch.grid / 2).clamp(1, 8);
+    launch.grid = (launch.grid / launch.cluster / 2).clamp(1, 8 / launch.cluster) * launch.cluster;
     let parameters = launch.pack(&pointers, &bits, [scratch, counter], crate::check::encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
     let executed = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;

@@ -59,7 +59,7 @@ fn blocks_that_take_turns_have_every_nth_tile() {
 
 #[test]
 fn the_last_tiles_are_what_does_not_come_out_even() {
-    let counter_tiles = |tiles, most, copies, last| emulator::CounterTiles { tiles, most, copies, last_tile_copies: last }.uneven(2);
+    let counter_tiles = |tiles, most, copies, last| emulator::CounterTiles { tiles, most, copies, takers: 2, last_tile_copies: last }.uneven();
     assert_eq!(counter_tiles(8, 4, 80, 20), 0.0, "four each");
     assert_eq!(counter_tiles(7, 4, 70, 20), 0.5 / 3.5, "the last one of the block with more, of tiles that are alike");
     assert_eq!(counter_tiles(7, 4, 70, 2), 1.0 / 70.0, "a short one");

@@ -94,7 +94,7 @@ fn a_directory_of_someone_else_is_left_alone() {
 /// A launch that every GPU can do, of a kernel with one operand.
 fn launch() -> Launch {
     let parameters = vec![ir::launch::Parameter::Argument(0)];
-    Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters }
+    Launch { grid: 1, resident: None, cluster: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters }
 }
 
 /// An artifact for GPUs, of kernels that all have this launch.
@@ -255,7 +255,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (18, "8c6bb484ec324068");
+    let (format, layout) = (19, "8c6bb484ec324068");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

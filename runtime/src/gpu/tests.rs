@@ -65,7 +65,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let entry = |k: &Kernel| {
         let arguments = (0..(k.inputs.len() + k.outputs.len()) as u32).map(Parameter::Argument);
         let parameters = arguments.chain([Parameter::Scratch]).collect();
-        let launch = Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
+        let launch = Launch { grid: 1, resident: None, cluster: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
         KernelEntry { name: k.name(), tiles: 1, scratch_bytes: 0, launch: Some(launch) }
     };
     let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();

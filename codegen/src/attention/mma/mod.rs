@@ -98,7 +98,7 @@ pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, name: &str) -> Result<(S
         _ => vec![mma.forward()?],
     };
     let arguments = [kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len()];
-    let bounds = LaunchBounds { threads: THREADS as u32, blocks: 2 };
+    let bounds = LaunchBounds { threads: THREADS as u32, blocks: 2, cluster: 1 };
     b.kernel_of_blocks(name, arguments, bounds, &mut |entry| {
         let arguments = Arguments::new(kernel, entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
         // All warps must have read the previous tile before this one replaces it in shared memory.

@@ -54,6 +54,10 @@ impl<'c> Simt<'c> {
         for (name, value) in [("nvvm.maxntid", bounds.threads), ("nvvm.minctasm", bounds.blocks)] {
             function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, &value.to_string()));
         }
+        if bounds.cluster > 1 {
+            let dims = format!("{},1,1", bounds.cluster);
+            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute("nvvm.cluster_dim", &dims));
+        }
         let kind = Attribute::get_named_enum_kind_id;
         let by_value = |number: usize, bytes: usize, align| {
             let at = AttributeLoc::Param(number as u32);
@@ -155,7 +159,7 @@ impl<'c> Simt<'c> {
 
 impl<'c> Frame for Simt<'c> {
     fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>) -> Result<T, CompileError> {
-        self.frame(name, arguments, Unit::Warp, LaunchBounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
+        self.frame(name, arguments, Unit::Warp, LaunchBounds { threads: WARPS * LANES as u32, blocks: 1, cluster: 1 }, body)
     }
 
     fn kernel_of_teams<T>(

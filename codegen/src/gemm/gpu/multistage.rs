@@ -36,7 +36,7 @@ struct MultistageGemm<'a, 'c> {
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &MultistagePlan, name: &str) -> Result<(Shape, Launch), CompileError> {
     let gemm = MultistageGemm { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
     let tensors = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = LaunchBounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks };
+    let bounds = LaunchBounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks, cluster: 1 };
     b.kernel_of_blocks(name, [tensors, kernel.scalars.len()], bounds, &mut |entry| {
         let tensors: Vec<Pointer> = (0..tensors).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         gemm.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| gemm.part(part, entry.scalars))

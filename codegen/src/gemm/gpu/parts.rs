@@ -10,7 +10,7 @@ use crate::layout::{Axis, tensors};
 use crate::{CompileError, pointwise};
 use ir::kernel::Kernel;
 
-/// Tiles of rows that are computed at about the same time, with all their columns.
+/// Tiles of rows that are computed at about the same time, with all their columns, for each team.
 const GROUP: i64 = 8;
 
 /// What the parts of a kernel under construction share.
@@ -55,9 +55,10 @@ impl<'c> Gpu<'_, 'c> {
         let (b, product, tile) = (self.b, self.product, self.tile);
         let [rows, columns] = tile.grid(product);
         let (outer, number) = (b.index_div(number, b.word(rows * columns)), b.index_rem(number, b.word(rows * columns)));
-        let (group, within) = (b.index_div(number, b.word(GROUP * columns)), b.index_rem(number, b.word(GROUP * columns)));
-        let first = b.index_mul(group, b.word(GROUP));
-        let height = b.least(b.word(GROUP), b.index_sub(b.word(rows), first));
+        let most = GROUP * tile.teams;
+        let (group, within) = (b.index_div(number, b.word(most * columns)), b.index_rem(number, b.word(most * columns)));
+        let first = b.index_mul(group, b.word(most));
+        let height = b.least(b.word(most), b.index_sub(b.word(rows), first));
         let row = b.index_mul(b.index_add(first, b.index_rem(within, height)), b.word(tile.rows));
         let column = b.index_mul(b.index_div(within, height), b.word(tile.columns));
         let outer = b.widen(outer);

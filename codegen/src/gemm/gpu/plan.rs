@@ -6,13 +6,16 @@ use super::tensor_maps::FactorMap;
 use super::tile::TileConfig;
 use crate::build::asm::{Factor, Half};
 use crate::build::scheduler::Scheduler;
-use crate::build::stages::Stages;
+use crate::build::stages::{Stages, Turns, WARPGROUP};
 use crate::build::swizzle::LINE;
 use crate::gemm::product::{ExpertDim, Product};
 use crate::target::Target;
+use emulator::H100;
+use ir::graph::Type;
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::tiles::{self, Generation, ProductSize};
+use ir::work::Work;
 
 /// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
 const MMA: [TileConfig; 3] = [
@@ -45,6 +48,9 @@ const WARP_SPECIALIZED: [TileConfig; 5] = [
     TileConfig::new(tiles::RING[3], [64, 8], [8, 1], 1),
     TileConfig::new(tiles::RING[4], [64, 5], [4, 1], 2),
 ];
+
+/// Dynamic shared memory of a block at most, on sm_90a.
+const MOST_SHARED: i64 = 227 * 1024;
 
 /// f32 beside a row of sums in shared memory, so that neighbouring rows begin in other banks.
 const SUMS_PAD: i64 = 8;
@@ -130,6 +136,8 @@ fn factor(kernel: &Kernel, product: &Product) -> Option<Factor> {
 pub struct WarpSpecializedPlan {
     pub factor: Factor,
     pub tile: TileConfig,
+    /// Blocks of a cluster, whose tiles have the same columns and follow one another.
+    pub cluster: i64,
     pub maps: [FactorMap; 2],
 }
 
@@ -139,8 +147,11 @@ impl WarpSpecializedPlan {
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<WarpSpecializedPlan> {
         let factor = factor(kernel, product).filter(|_| target.has_wgmma())?;
         let tile = choose(&WARP_SPECIALIZED, product, target).of(factor);
-        let map = |tensor| FactorMap::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == LineDim::Own);
-        Some(WarpSpecializedPlan { factor, tile, maps: [map(product.a)?, map(product.b)?] })
+        let turns = turns(&tile).filter(|turns| has_pairs(product, turns) && gains_by_turns(kernel, product, turns, factor));
+        let tile = turns.unwrap_or(tile);
+        let cluster = if has_pairs(product, &tile) { 2 } else { 1 };
+        let map = |tensor| FactorMap::new(kernel, product, tensor, &tile, cluster).filter(|m| factor != Factor::Tf32 || m.lines == LineDim::Own);
+        Some(WarpSpecializedPlan { factor, tile, cluster, maps: [map(product.a)?, map(product.b)?] })
     }
 
     /// Bytes of the first factor in a stage; those of the second follow.
@@ -158,7 +169,7 @@ impl WarpSpecializedPlan {
     }
 
     pub fn barriers_at(&self) -> i64 {
-        self.sums_at() + self.tile.threads() / 32 * store::STAGING
+        self.sums_at() + self.tile.all_threads() / 32 * store::STAGING
     }
 
     pub fn scheduler_at(&self) -> i64 {
@@ -167,8 +178,53 @@ impl WarpSpecializedPlan {
 
     /// Dynamic shared memory of a block.
     pub fn shared_bytes(&self) -> i64 {
-        self.scheduler_at() + Scheduler::BYTES
+        self.scheduler_at() + Scheduler::BYTES + if self.tile.teams > 1 { Turns::BYTES } else { 0 }
     }
+
+    /// Offset of the mbarriers of teams that take turns.
+    pub fn turns_at(&self) -> Option<i64> {
+        (self.tile.teams > 1).then_some(self.scheduler_at() + Scheduler::BYTES)
+    }
+}
+
+/// Whether each tile has a neighbour with the same columns and the same contracted elements: numbers go down columns
+/// of tiles, of which there are then an even number. Where experts own rows, a tile has parts of its own.
+fn has_pairs(product: &Product, tile: &TileConfig) -> bool {
+    tile.grid(product)[0] % 2 == 0 && !product.owns(ExpertDim::Rows)
+}
+
+/// The tile of two teams in place of one whose warps are two warpgroups, with as many stages as there is room for.
+fn turns(tile: &TileConfig) -> Option<TileConfig> {
+    let bytes = LINE * (tile.rows / 2 + tile.columns);
+    let room = MOST_SHARED - tile.threads() / 32 * store::STAGING - Scheduler::BYTES - Turns::BYTES;
+    (tile.threads() == 2 * WARPGROUP).then(|| tile.in_turns((room / (bytes + Stages::bytes(1))).min(8)))
+}
+
+/// Whether a block is done earlier with two warpgroups that take turns at tiles: one stores while the other multiplies,
+/// but teams of 64 rows copy more. Times are in contracted elements of 16 bits, of which a block multiplies one in as
+/// many clocks as there are units of 16 columns. Experts have tiles of several lengths.
+fn gains_by_turns(kernel: &Kernel, product: &Product, tile: &TileConfig, factor: Factor) -> bool {
+    /// What 128 rows take to be stored, for each further tensor that is read or written there, and for each op: counted
+    /// in the emulator, with 128 and 256 columns.
+    const STORING: [f64; 3] = [120.0, 100.0, 35.0];
+    /// The least gain.
+    const GAIN: f64 = 1.03;
+    let (columns, results) = (tile.columns as f64, (product.repeats() * product.m.size * product.n.size) as f64);
+    let added = kernel.outputs.iter().filter(|o| o.accumulate).count();
+    let further = (kernel.inputs.len() + kernel.outputs.len() + added).saturating_sub(3);
+    let ops = kernel.body.values().filter(|v| !kernel.body[*v].op.is_source()).count() - 1;
+    let storing = STORING[0] + STORING[1] * further as f64 + STORING[2] * ops as f64;
+    let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
+    let multiplying = (product.k.size * repeats * factor.bytes() / 2) as f64;
+    // Each of two teams copies its rows, and half of the columns.
+    let copied = multiplying * 2.0 * (2.0 * 64.0 + columns);
+    let held = |ty: &Type| kernel.body.dims.elements(&ty.dims) * ty.dtype.bytes();
+    let factors: u64 = [product.a, product.b].map(|t| held(&kernel.inputs[t].ty)).iter().sum();
+    let stored = Work::needed(kernel).bytes.saturating_sub(factors) as f64 / results * 128.0 * columns;
+    // Bytes of the second-level cache that a multiprocessor gets in a clock.
+    let cache = H100.cache / f64::from(H100.multiprocessors) / (H100.gigahertz[0] * 1e9);
+    let copying = (copied + stored) / (cache * columns / 16.0);
+    product.experts.is_none() && multiplying + storing > GAIN * multiplying.max(copying)
 }
 
 /// The tile with which the product takes the least time.

@@ -72,15 +72,16 @@ pub struct WarpEpilogue<'a, 'g, 'c> {
 }
 
 impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
-    /// The epilogue of warp `warp` among those that multiply, whose staging areas begin at `at`.
-    pub fn new(g: &'a Gpu<'g, 'c>, at: Index<'c>, warp: Index<'c>, tensors: &[Pointer<'c>]) -> Self {
+    /// The epilogue of a warp, by its number among those that multiply, whose staging areas begin at `at`, and by that
+    /// among those of its tile.
+    pub fn new(g: &'a Gpu<'g, 'c>, at: Index<'c>, [warp, in_tile]: [Index<'c>; 2], tensors: &[Pointer<'c>]) -> Self {
         let b = g.b;
         let runs = Runs::new(g.kernel, g.product).map(|runs| {
             let rests = runs.aligned.iter().map(|(t, align)| b.bits(IntBinary::And, b.address(tensors[*t]), b.index(align - 1)));
             let any = rests.reduce(|x, y| b.bits(IntBinary::Or, x, y)).unwrap_or_else(|| b.index(0));
             (runs, b.equal(any, b.index(0)))
         });
-        WarpEpilogue { g, staging: b.index_add(at, b.index_mul(warp, b.word(STAGING))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
+        WarpEpilogue { g, staging: b.index_add(at, b.index_mul(warp, b.word(STAGING))), first: b.index_mul(in_tile, b.word(WARP_ROWS)), runs }
     }
 
     /// The 16-byte unit of a row of the staging area that holds four columns. Rows and halves of rows are swizzled

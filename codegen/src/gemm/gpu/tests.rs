@@ -7,13 +7,19 @@ use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Unary};
 
 /// `[m, k]` times `[k, n]`, both perhaps stored the other way round, in f32.
-fn product([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType) -> Kernel {
+fn product(turned: [bool; 2], sizes: [u64; 3], dtype: DType) -> Kernel {
+    negated(turned, sizes, dtype, 0)
+}
+
+/// The same, negated so often.
+fn negated([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType, times: usize) -> Kernel {
     let mut make = KernelDraft::default();
     let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let a = make.input(dtype, &if a_turned { [k, m] } else { [m, k] });
     let b = make.input(dtype, &if b_turned { [n, k] } else { [k, n] });
     let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
-    make.kernel(Family::Gemm, &[c])
+    let result = (0..times).fold(c, |x, _| make.op(Op::Unary(Unary::Neg), &[x]));
+    make.kernel(Family::Gemm, &[result])
 }
 
 /// Such a product of f32 in tf32.
@@ -85,22 +91,31 @@ fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
 
 #[test]
 fn rings_need_every_arrival_wait_fence_and_barrier() {
-    let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
+    let ordering =
+        ["mbarrier.", "fence.", "bar.sync", "barrier.cluster", "st.shared::cluster", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
     // Each thread block computes several tiles, with more steps than stages and partial tiles at all edges; factors
     // come in boxes of rows, then of contracted elements. One wait is spare: the thread that has copied such a tile
     // knows that the others began it, and so have read its number.
-    for turned in [[false, true], [true, false]] {
-        let kernel = product(turned, [104, 72, 400], DType::Bf16);
+    // Those with two rows of tiles are computed by clusters, those with three are not.
+    for (turned, rows, is_cluster) in [([false, true], 104, true), ([true, false], 104, true), ([true, false], 136, false)] {
+        let kernel = product(turned, [rows, 72, 400], DType::Bf16);
+        assert_eq!(compiled(&kernel, "sm_90a").1.contains(".reqnctapercluster 2"), is_cluster);
         every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
     }
-    let kernel = rounding([false, true], [104, 72, 200]);
-    every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
+    for rows in [104, 136] {
+        let kernel = rounding([false, true], [rows, 72, 200]);
+        every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
+    }
     // The wait is needed where tiles have no more steps than there are stages.
     let kernel = product([false, true], [104, 72, 304], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.try_wait"], 4);
-    // The product is so large that a tile has two warpgroups.
-    let kernel = product([false, true], [768, 768, 400], DType::Bf16);
-    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
+    // The products are so large that a block has two warpgroups: for a tile together, or, where much is done with the
+    // result, for a tile each in turns. There are more steps than stages, and fewer.
+    for (negations, depth, tiles) in [(0, 400, 36), (30, 600, 72), (30, 152, 72)] {
+        let kernel = negated([false, true], [768, 768, depth], DType::Bf16, negations);
+        assert_eq!(compiled(&kernel, "sm_90a").0.shape.tiles, tiles);
+        every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
+    }
     // The last of two experts ends within a stage. The two lines after its end are nobody's and NaN.
     let kernel = gradient([592, 2, 104, 72]);
     let mut inputs = integers(&kernel);
@@ -115,9 +130,13 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
 #[test]
 fn large_products_have_tiles_that_fill_the_card() {
     // Both products have two rows of tiles: 200 tiles of 256 columns take two waves of the card, 132 tiles of 192
-    // columns take one.
+    // columns take one. Where more is done with the result, each tile is cut in two, for warpgroups in turns.
     let (many, few) = ([136, 25600, 72], [136, 12664, 72]);
+    let (many_turns, few_turns) = ([200, 25600, 72], [200, 12664, 200]);
     let kernels = [
+        (negated([false, true], many_turns, DType::F16, 4), many_turns, 256, [false, true], Timing::Random),
+        (with_tf32(&negated([false, true], many_turns, DType::F32, 8)).expect("f32"), many_turns, 256, [false, true], Timing::Early),
+        (negated([true, false], few_turns, DType::Bf16, 4), few_turns, 192, [true, false], Timing::Late),
         (product([false, true], many, DType::F16), many, 256, [false, true], Timing::Late),
         (product([true, false], many, DType::F16), many, 256, [true, false], Timing::Early),
         (rounding([false, true], many), many, 256, [false, true], Timing::Late),
@@ -129,6 +148,8 @@ fn large_products_have_tiles_that_fill_the_card() {
         let (compiled, text) = compiled(&kernel, "sm_90a");
         let depth = 32 / kernel.inputs[0].ty.dtype.bytes();
         assert!(text.contains(&format!("m64n{columns}k{depth}")) && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+        let rows = if sizes[0] == 200 { 4 } else { 2 };
+        assert_eq!(compiled.shape.tiles, rows * sizes[1].div_ceil(columns) / 2, "tiles of two blocks of a cluster");
         let inputs = integers(&kernel);
         let options = Options { timing, ..Options::default() };
         let got = run_ptx(&kernel, &compiled, &text, options, &inputs, &[], f64::NAN).unwrap_or_else(|e| panic!("{e}\n{text}"));

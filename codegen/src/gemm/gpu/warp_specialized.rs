@@ -5,6 +5,12 @@
 //! one that it is empty, at which warps arrive when their products with it are done. All go through the same parts of
 //! the same tiles in the same order, so the ring is all that they share: while a tile's sums are stored, stages of
 //! the next one come. The warpgroup of the thread that copies gives registers to the others.
+//!
+//! Two blocks whose tiles have the same columns are a cluster if there is such a pair for every tile. Each copies half
+//! of the columns' factor to both, which halves what is read of it from the second-level cache.
+//!
+//! Where storing takes long, the two warpgroups that multiply **take turns** (CUTLASS's ping-pong): each has every
+//! second tile of the block, so one stores while the other multiplies.
 
 use super::copy::LineDim;
 use super::parts::{Gpu, TilePart};
@@ -16,10 +22,11 @@ use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::scheduler::Scheduler;
 use crate::build::simt::{KernelParameters, LANES, Pointer, Simt, Value};
-use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
+use crate::build::stages::{Cluster, FEW_REGISTERS, Position, Stages, Turns, WARPGROUP, elected, more_registers};
 use crate::build::swizzle::LINE;
 use crate::build::{Builder, Frame, IntBinary};
 use crate::gemm::product::Product;
+use crate::layout::div_ceil;
 use crate::{CompileError, Shape};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
@@ -33,20 +40,26 @@ const UNIT: i64 = 16;
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &WarpSpecializedPlan, name: &str) -> Result<(Shape, Launch), CompileError> {
     let g = Gpu { b, kernel, product, tile: &plan.tile };
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = LaunchBounds { threads: (WARPGROUP + plan.tile.threads()) as u32, blocks: plan.tile.blocks };
+    let bounds = LaunchBounds { threads: (WARPGROUP + plan.tile.all_threads()) as u32, blocks: plan.tile.blocks, cluster: plan.cluster as u32 };
     b.kernel_of_specialized_warps(name, [count, kernel.scalars.len()], plan.maps.len(), bounds, |parameters| {
         let tensors = (0..count).map(|i| b.load_pointer(b.at_const(parameters.arguments, 8 * i as i64))).collect();
         let base = b.shared();
-        let stages = Stages::new(b, b.index_add(base, b.word(plan.barriers_at())), plan.tile.stages);
-        let scheduler = Scheduler::new(b, parameters, b.index_add(base, b.word(plan.scheduler_at())));
-        let gemm = WarpSpecializedGemm { g, plan, parameters, tensors, base, stages, scheduler };
+        let cluster = Cluster::new(b, plan.cluster);
+        let stages = Stages::new(b, b.index_add(base, b.word(plan.barriers_at())), plan.tile.stages).of(cluster);
+        let scheduler = Scheduler::new(b, parameters, b.index_add(base, b.word(plan.scheduler_at()))).of(cluster);
+        let gemm = WarpSpecializedGemm { g, plan, parameters, tensors, base, cluster, stages, scheduler };
         gemm.prepare();
         let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         let (mut copied, mut multiplied) = (Ok(()), Ok(()));
         b.either(b.equal(group, b.word(0)), || copied = gemm.copy(), || multiplied = gemm.multiply());
+        if !cluster.is_alone() {
+            // While a block runs, others may copy to it and arrive at its mbarriers.
+            b.warp_barrier();
+            cluster.meet(b);
+        }
         copied.and(multiplied)
     })?;
-    let shape = Shape { tiles: plan.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
+    let shape = Shape { tiles: (plan.tile.count(product) / plan.cluster) as u64, line: 1, scratch_bytes: 0 };
     let maps = plan.maps.iter().map(|m| m.map.clone()).collect();
     Ok((shape, launch_of_specialized_warps(kernel, &shape, bounds, plan.shared_bytes() as u32, maps)))
 }
@@ -59,6 +72,7 @@ struct WarpSpecializedGemm<'a, 'c> {
     tensors: Vec<Pointer<'c>>,
     /// Start of shared memory.
     base: Index<'c>,
+    cluster: Cluster<'c>,
     stages: Stages<'a, 'c>,
     scheduler: Scheduler<'a, 'c>,
 }
@@ -77,16 +91,30 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         [rounds, if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(self.g.repeats())) }]
     }
 
-    /// Makes the mbarriers, for all of the block.
+    /// The stages of a tile whose contracted elements nobody owns.
+    fn steps_of_tile(&self) -> i64 {
+        div_ceil(self.g.product.k.size, self.plan.tile.depth) * self.g.repeats()
+    }
+
+    /// The block's tile of those of the cluster that have a number.
+    fn tile(&self, number: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_add(b.index_mul(number, b.word(self.cluster.blocks)), self.cluster.rank)
+    }
+
+    /// Makes the mbarriers, for all of the cluster.
     fn prepare(&self) {
         let b = self.g.b;
         b.if_so(b.equal(b.thread(), b.word(0)), || {
-            let multiply = self.plan.tile.threads() / LANES as i64;
-            self.stages.prepare(multiply);
-            self.scheduler.prepare(multiply);
+            let [team, all] = [self.plan.tile.threads(), self.plan.tile.all_threads()].map(|n| n / LANES as i64);
+            self.stages.prepare(team);
+            self.scheduler.prepare(all);
+            if let Some(at) = self.plan.turns_at() {
+                Turns::prepare(b, b.index_add(self.base, b.word(at)), team);
+            }
             b.asm(Instruction::FenceBarriers, &[]);
         });
-        b.barrier();
+        self.cluster.meet(b);
     }
 
     /// Code of the first warpgroup: one thread copies and takes tile numbers.
@@ -97,7 +125,7 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         elected(b, || {
             let position = self.stages.filling();
             self.scheduler.each_taken(|number| {
-                result = self.g.tile(number, &self.tensors, &mut |part| {
+                result = self.g.tile(self.tile(number), &self.tensors, &mut |part| {
                     self.fill(part, position);
                     Ok(())
                 });
@@ -124,7 +152,7 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
                 let (full, to) = (self.stages.full(slot), self.stage(slot));
                 b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(plan.stage_bytes()).into()]);
                 for ((map, origin), to) in plan.maps.iter().zip(&origins).zip([to, b.index_add(to, b.word(plan.first_bytes()))]) {
-                    map.copy(b, product, origin, [k, repeat], [to, full]);
+                    map.copy(&self.g, self.cluster, origin, [k, repeat], [to, full]);
                 }
                 self.stages.advance(position);
                 vec![]
@@ -136,27 +164,36 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
     /// Code of the other warpgroups.
     fn multiply(&self) -> Result<(), CompileError> {
         let (b, plan) = (self.g.b, self.plan);
-        b.asm(Instruction::MoreRegisters(more_registers(plan.tile.threads() / WARPGROUP, plan.tile.blocks)), &[]);
+        b.asm(Instruction::MoreRegisters(more_registers(plan.tile.all_threads() / WARPGROUP, plan.tile.blocks)), &[]);
         let thread = b.index_sub(b.thread(), b.word(WARPGROUP));
         let transposed = plan.maps.each_ref().map(|m| m.lines == LineDim::Contracted);
         let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
-        let wgmma = Wgmma::new(b, plan.factor, &plan.tile, transposed, warp);
-        let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(plan.sums_at())), warp, &self.tensors);
+        let of_team = b.word(plan.tile.threads() / LANES as i64);
+        let (team, in_team) = if plan.tile.teams == 1 { (b.word(0), warp) } else { (b.index_div(warp, of_team), b.index_rem(warp, of_team)) };
+        let wgmma = Wgmma::new(b, plan.factor, &plan.tile, transposed, in_team);
+        let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(plan.sums_at())), [warp, in_team], &self.tensors);
         let position = self.stages.using();
         let mut result = Ok(());
+        let turns = plan.turns_at().map(|at| Turns::new(b, b.index_add(self.base, b.word(at)), team));
         self.scheduler.each(|number| {
-            result = self.g.tile(number, &self.tensors, &mut |part| {
-                let sums = self.sums(part, &wgmma, position);
-                rows.store(part, &sums, self.parameters.scalars)
-            });
+            let mut computes = || {
+                result = self.g.tile(self.tile(number), &self.tensors, &mut |part| {
+                    let sums = self.sums(part, &wgmma, position, turns.as_ref());
+                    rows.store(part, &sums, self.parameters.scalars)
+                });
+            };
+            match &turns {
+                None => computes(),
+                Some(turns) => turns.either(computes, || self.stages.pass(position, self.steps_of_tile())),
+            }
         });
         result
     }
 
     /// The sums of a part.
-    fn sums(&self, part: &TilePart<'c>, wgmma: &Wgmma<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+    fn sums(&self, part: &TilePart<'c>, wgmma: &Wgmma<'c>, position: Position<'c>, turns: Option<&Turns<'_, 'c>>) -> Vec<Value<'c>> {
         let zero = wgmma.zero(self.g.b);
-        self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, wgmma, position))
+        self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, wgmma, position, turns))
     }
 
     /// Adds the products of contracted elements to sums. While the products of a stage run, it waits for those of the
@@ -168,16 +205,15 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         sums: Vec<Value<'c>>,
         wgmma: &Wgmma<'c>,
         position: Position<'c>,
+        turns: Option<&Turns<'_, 'c>>,
     ) -> Vec<Value<'c>> {
         let (b, plan) = (self.g.b, self.plan);
         let [_, steps] = self.steps(part, repeat);
-        let first_lane = b.equal(b.narrow(b.lane()), b.word(0));
+        let tells = self.stages.tells();
         let release = |steps: Index<'c>, slot: Index<'c>| {
             let before = self.stages.before(slot);
-            let some = b.bits(IntBinary::And, b.less(b.word(0), steps), first_lane);
-            b.if_so(some, || {
-                b.asm(Instruction::Arrive, &[self.stages.empty(before).into()]);
-            });
+            let some = b.bits(IntBinary::And, b.less(b.word(0), steps), tells);
+            b.if_so(some, || self.stages.tell_empty(before));
         };
         let sums = b.loop_over([b.word(0), steps, b.word(1)], &sums, &mut |step, sums| {
             let slot = self.stages.slot(position);
@@ -192,6 +228,9 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
             self.stages.advance(position);
             sums
         });
+        if let Some(turns) = turns {
+            turns.pass_on();
+        }
         wgmma.finish(b);
         release(steps, self.stages.slot(position));
         sums

@@ -174,8 +174,16 @@ mod tests {
     #[test]
     fn many_parameters_need_a_newer_driver() {
         let parameters = |count| vec![ir::launch::Parameter::Scratch; count];
-        let with =
-            |count| Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: parameters(count) };
+        let with = |count| Launch {
+            grid: 1,
+            resident: None,
+            cluster: 1,
+            block: 32,
+            shared_bytes: 0,
+            scratch_bytes: 0,
+            maps: vec![],
+            parameters: parameters(count),
+        };
         assert_eq!([(12_000, 512), (12_010, 513)].map(|(version, count)| takes(version, &with(count))), [Ok(()), Ok(())]);
         let refused = "the NVIDIA driver supports CUDA 12.0, a kernel with 4104 bytes of parameters needs 12.1 or newer";
         assert_eq!(takes(12_000, &with(513)), Err(refused.into()));

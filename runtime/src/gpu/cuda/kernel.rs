@@ -147,6 +147,7 @@ mod tests {
         let launch = |maps| Launch {
             grid: 1,
             resident: None,
+            cluster: 1,
             block: 32,
             shared_bytes: 0,
             scratch_bytes: 0,

@@ -31,7 +31,7 @@ const BLOCK: i64 = (1 + GROUPS) * WARPGROUP;
 const COPIERS: WarpTeam = WarpTeam { first: 0, warps: WARPS, threads: BLOCK };
 const MULTIPLIERS: WarpTeam = WarpTeam { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
 /// One block runs on a multiprocessor at a time.
-const BOUNDS: LaunchBounds = LaunchBounds { threads: BLOCK as u32, blocks: 1 };
+const BOUNDS: LaunchBounds = LaunchBounds { threads: BLOCK as u32, blocks: 1, cluster: 1 };
 
 /// Tensor maps and sizes of a warp-specialized kernel.
 pub enum WarpSpecializedConfig {

@@ -57,7 +57,7 @@ impl OperandMap {
             for part in 0..plan.d.d / LINE_ELEMENTS {
                 coordinates[0] = b.word(part * LINE_ELEMENTS);
                 let to = b.index_add(to, b.word((part * count + done) * LINE));
-                tensor_maps::copy_box(b, map, &coordinates, [to, full]);
+                tensor_maps::copy_box(b, map, &coordinates, [to, full], 1);
             }
         }
     }
