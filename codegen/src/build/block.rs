@@ -231,8 +231,14 @@ impl<'c> Simt<'c> {
     /// Waits until `threads` threads of the block have come here, and makes their writes visible to each other. They
     /// must be whole warps.
     pub fn barrier_of(&self, threads: i64) {
+        self.barrier_of_team(self.word(0), threads);
+    }
+
+    /// The same in one of several teams of so many threads, by its number.
+    pub fn barrier_of_team(&self, team: Index<'c>, threads: i64) {
         self.warp_barrier();
-        self.call("llvm.nvvm.barrier.cta.sync.aligned.count", &[], &[self.word(1).into(), self.word(threads).into()]);
+        let number = self.index_add(team, self.word(1));
+        self.call("llvm.nvvm.barrier.cta.sync.aligned.count", &[], &[number.into(), self.word(threads).into()]);
     }
 
     /// An instruction of the table; its results.

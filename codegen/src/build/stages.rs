@@ -158,13 +158,11 @@ impl<'a, 'c> Stages<'a, 'c> {
     }
 
     /// Passes over so many stages, which other warps use up.
-    pub fn pass(&self, position: Position<'c>, stages: i64) {
-        let (b, slot) = (self.b, self.b.get(position.slot));
-        let (rounds, rest) = (stages / self.count, stages % self.count);
-        let next = b.index_add(slot, b.word(rest));
-        let around = b.less(b.word(self.count - 1), next);
-        b.set(position.slot, b.choose(around, b.index_sub(next, b.word(self.count)), next));
-        let odd = b.bits(IntBinary::Xor, b.choose(around, b.word(1), b.word(0)), b.word(rounds % 2));
+    pub fn pass(&self, position: Position<'c>, stages: Index<'c>) {
+        let (b, count) = (self.b, self.b.word(self.count));
+        let next = b.index_add(b.get(position.slot), stages);
+        b.set(position.slot, b.index_rem(next, count));
+        let odd = b.bits(IntBinary::And, b.index_div(next, count), b.word(1));
         b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), odd));
     }
 

@@ -34,7 +34,7 @@ struct MultistageGemm<'a, 'c> {
 /// # Errors
 /// An op or dtype of the kernel is not supported.
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &MultistagePlan, name: &str) -> Result<(Shape, Launch), CompileError> {
-    let gemm = MultistageGemm { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
+    let gemm = MultistageGemm { g: Gpu { b, kernel, product, tile: &plan.tile, together: 1 }, plan };
     let tensors = kernel.inputs.len() + kernel.outputs.len();
     let bounds = LaunchBounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks, cluster: 1 };
     b.kernel_of_blocks(name, [tensors, kernel.scalars.len()], bounds, &mut |entry| {

@@ -3,9 +3,9 @@
 use super::super::epilogue::Epilogue;
 use super::super::product::{ExpertDim, Experts, Product};
 use super::tile::TileConfig;
-use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::{Pointer, Simt, Value};
+use crate::build::{Builder, IntBinary};
 use crate::layout::{Axis, tensors};
 use crate::{CompileError, pointwise};
 use ir::kernel::Kernel;
@@ -19,10 +19,12 @@ pub struct Gpu<'a, 'c> {
     pub kernel: &'a Kernel,
     pub product: &'a Product,
     pub tile: &'a TileConfig,
+    /// Tiles of rows that follow one another and go through the same parts: those of a cluster.
+    pub together: i64,
 }
 
 /// A part of a tile that is one product: rows `from..to`, contracted elements `k_from..k_to`. All but `outer` have 32
-/// bits.
+/// bits. A part of which only another tile of its cluster has rows has none.
 pub struct TilePart<'c> {
     /// The tile's first row and column.
     pub row: Index<'c>,
@@ -35,6 +37,8 @@ pub struct TilePart<'c> {
     pub outer: Index<'c>,
     /// The expert whose rows they are, or the last one where they are nobody's.
     pub expert: Option<Index<'c>>,
+    /// Whether it is the tile's last part, one bit.
+    pub is_last: Index<'c>,
     pub starts: Vec<Pointer<'c>>,
 }
 
@@ -65,7 +69,7 @@ impl<'c> Gpu<'_, 'c> {
         let starts: Vec<Pointer> = (0..tensors.len()).map(|t| self.shifted(tensors[t], outer, &product.outer, t)).collect();
         let end = b.least(b.index_add(row, b.word(tile.rows)), b.word(product.m.size));
         let (none, all) = (b.word(0), b.word(product.k.size));
-        let whole = TilePart { row, column, from: row, to: end, k_from: none, k_to: all, outer, expert: None, starts };
+        let whole = TilePart { row, column, from: row, to: end, k_from: none, k_to: all, outer, expert: None, is_last: b.equal(none, none), starts };
         match &product.experts {
             Some(experts) if experts.own == ExpertDim::Rows => self.rows_of_experts(experts, &whole, each),
             Some(_) | None => each(&whole),
@@ -95,9 +99,13 @@ impl<'c> Gpu<'_, 'c> {
     }
 
     /// A tile of rows: those of every expert with its factor, then those of nobody, without any contracted element.
+    /// Tiles of a cluster go through the experts of all of their rows.
     pub fn rows_of_experts(&self, experts: &Experts, whole: &TilePart<'c>, each: &mut WritePart<'_, 'c>) -> Result<(), CompileError> {
         let (b, product) = (self.b, self.product);
         let count = experts.axis.size;
+        let all_rows = self.together * self.tile.rows;
+        let first = b.index_sub(whole.row, b.index_rem(whole.row, b.word(all_rows)));
+        let end = b.least(b.index_add(first, b.word(all_rows)), b.word(product.m.size));
         let mut result = Ok(());
         b.loop_over([b.word(0), b.word(count + 1), b.word(1)], &[], &mut |number, _| {
             let nobody = b.equal(number, b.word(count));
@@ -108,12 +116,15 @@ impl<'c> Gpu<'_, 'c> {
             };
             let [from, to] = self.owned(experts, moved(experts.ends), expert, product.m.size);
             let (from, to) = (b.choose(nobody, to, from), b.choose(nobody, ir::fault!("gpu.experts.nobody", to, b.word(product.m.size)), to));
-            let (from, to) = (b.most(from, whole.from), b.least(to, whole.to));
+            let (from, to) = (b.most(from, first), b.least(to, end));
             let k_to = b.choose(nobody, b.word(0), whole.k_to);
             let mut starts = whole.starts.clone();
             starts[product.b] = moved(product.b);
-            let part = TilePart { from, to, k_to, expert: Some(expert), starts, ..*whole };
-            b.if_so(b.less(from, to), || result = each(&part));
+            let is_some = b.less(from, to);
+            let is_last = b.equal(to, end);
+            let (from, to) = (b.most(from, whole.from), b.least(to, whole.to));
+            let part = TilePart { from, to, k_to, expert: Some(expert), is_last, starts, ..*whole };
+            b.if_so(is_some, || result = each(&part));
             vec![]
         });
         result
@@ -138,7 +149,8 @@ impl<'c> Gpu<'_, 'c> {
             // `starts` already points at the end of this expert, as experts are repetitions of the product.
             let end = self.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
             let [k_from, k_to] = self.owned(experts, end, expert, product.k.size);
-            let part = TilePart { k_from, k_to, starts: part.starts.clone(), ..*part };
+            let is_last = b.bits(IntBinary::And, part.is_last, b.equal(repeat, b.word(self.repeats() - 1)));
+            let part = TilePart { k_from, k_to, is_last, starts: part.starts.clone(), ..*part };
             each(&part, Some(repeat), carried.to_vec())
         })
     }

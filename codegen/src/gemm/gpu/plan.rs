@@ -188,9 +188,13 @@ impl WarpSpecializedPlan {
 }
 
 /// Whether each tile has a neighbour with the same columns and the same contracted elements: numbers go down columns
-/// of tiles, of which there are then an even number. Where experts own rows, a tile has parts of its own.
+/// of tiles, of which there are then an even number. Where experts own rows, both tiles go through the experts of
+/// both, so each expert must have many tiles of rows.
 fn has_pairs(product: &Product, tile: &TileConfig) -> bool {
-    tile.grid(product)[0] % 2 == 0 && !product.owns(ExpertDim::Rows)
+    /// Of so many, one more for each expert is a sixteenth.
+    const TILES: i64 = 16;
+    let of_expert = product.experts.as_ref().filter(|x| x.own == ExpertDim::Rows).map(|x| product.m.size / x.axis.size);
+    tile.grid(product)[0] % 2 == 0 && of_expert.is_none_or(|rows| rows >= TILES * tile.rows)
 }
 
 /// The tile of two teams in place of one whose warps are two warpgroups, with as many stages as there is room for.
@@ -202,7 +206,7 @@ fn turns(tile: &TileConfig) -> Option<TileConfig> {
 
 /// Whether a block is done earlier with two warpgroups that take turns at tiles: one stores while the other multiplies,
 /// but teams of 64 rows copy more. Times are in contracted elements of 16 bits, of which a block multiplies one in as
-/// many clocks as there are units of 16 columns. Experts have tiles of several lengths.
+/// many clocks as there are units of 16 columns. Where experts own them, all have equally many.
 fn gains_by_turns(kernel: &Kernel, product: &Product, tile: &TileConfig, factor: Factor) -> bool {
     /// What 128 rows take to be stored, for each further tensor that is read or written there, and for each op: counted
     /// in the emulator, with 128 and 256 columns.
@@ -215,7 +219,8 @@ fn gains_by_turns(kernel: &Kernel, product: &Product, tile: &TileConfig, factor:
     let ops = kernel.body.values().filter(|v| !kernel.body[*v].op.is_source()).count() - 1;
     let storing = STORING[0] + STORING[1] * further as f64 + STORING[2] * ops as f64;
     let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
-    let multiplying = (product.k.size * repeats * factor.bytes() / 2) as f64;
+    let experts = product.experts.as_ref().filter(|x| x.own == ExpertDim::Contracted).map_or(1, |x| x.axis.size);
+    let multiplying = (product.k.size * repeats * factor.bytes() / 2 / experts) as f64;
     // Each of two teams copies its rows, and half of the columns.
     let copied = multiplying * 2.0 * (2.0 * 64.0 + columns);
     let held = |ty: &Type| kernel.body.dims.elements(&ty.dims) * ty.dtype.bytes();
@@ -224,7 +229,7 @@ fn gains_by_turns(kernel: &Kernel, product: &Product, tile: &TileConfig, factor:
     // Bytes of the second-level cache that a multiprocessor gets in a clock.
     let cache = H100.cache / f64::from(H100.multiprocessors) / (H100.gigahertz[0] * 1e9);
     let copying = (copied + stored) / (cache * columns / 16.0);
-    product.experts.is_none() && multiplying + storing > GAIN * multiplying.max(copying)
+    multiplying + storing > GAIN * multiplying.max(copying)
 }
 
 /// The tile with which the product takes the least time.

@@ -55,8 +55,8 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
     }
 }
 
-/// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`.
-fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
+/// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`, negated so often.
+fn gradient([rows, experts, m, n]: [u64; 4], times: usize) -> Kernel {
     let mut make = KernelDraft::default();
     let [rows, experts, m, n] = [("rows", rows), ("experts", experts), ("m", m), ("n", n)].map(|(name, size)| make.dim(name, size));
     let a = make.input(DType::Bf16, &[rows, m]);
@@ -64,7 +64,20 @@ fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
     let ends = make.input(DType::I32, &[experts]);
     let dot = Op::grouped_dot(rows, experts, vec![rows]);
     let c = make.op_as(dot, &[a, b, ends], ir::graph::Type::new(DType::F32, [experts, m, n]));
-    make.kernel(Family::Gemm, &[c])
+    let result = (0..times).fold(c, |x, _| make.op(Op::Unary(Unary::Neg), &[x]));
+    make.kernel(Family::Gemm, &[result])
+}
+
+/// Rows times the factor of their expert, negated so often.
+fn of_experts([rows, experts, n, k]: [u64; 4], times: usize) -> Kernel {
+    let mut make = KernelDraft::default();
+    let [rows, experts, n, k] = [("rows", rows), ("experts", experts), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
+    let a = make.input(DType::Bf16, &[rows, k]);
+    let b = make.input(DType::Bf16, &[experts, n, k]);
+    let ends = make.input(DType::I32, &[experts]);
+    let c = make.op_as(Op::grouped_dot(rows, experts, vec![experts, k]), &[a, b, ends], ir::graph::Type::new(DType::F32, [rows, n]));
+    let result = (0..times).fold(c, |x, _| make.op(Op::Unary(Unary::Neg), &[x]));
+    make.kernel(Family::Gemm, &[result])
 }
 
 /// A product whose first factor has no tensor map: its two repetitions are a distance apart that is no multiple of
@@ -117,7 +130,7 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
         every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
     }
     // The last of two experts ends within a stage. The two lines after its end are nobody's and NaN.
-    let kernel = gradient([592, 2, 104, 72]);
+    let kernel = gradient([592, 2, 104, 72], 0);
     let mut inputs = integers(&kernel);
     inputs[2] = vec![300.0, 590.0];
     inputs.iter_mut().take(2).for_each(|data| {
@@ -125,6 +138,35 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
         data[590 * line..].fill(f64::NAN);
     });
     every_line_is_needed(&kernel, "sm_90a", &inputs, &["bar.sync", "fence.proxy", "mbarrier.arrive"], 5);
+}
+
+/// Both blocks of a cluster, and both teams of a block, go through the same experts, whoever has their rows.
+#[test]
+fn rings_of_experts_need_every_arrival_and_wait() {
+    let ordering = ["mbarrier.arrive", "mbarrier.try_wait", "barrier.cluster", "bar.sync", "fence.proxy"];
+    // The rows of an expert end within a tile, and those of the last one within the first tile of a pair. Elements that
+    // the last one has not are NaN.
+    let cases = [
+        (of_experts([2130, 2, 72, 104], 0), vec![900.0, 1990.0], false),
+        (of_experts([1100, 1, 768, 152], 30), vec![1000.0], true),
+        (gradient([592, 2, 768, 384], 30), vec![300.0, 590.0], true),
+    ];
+    for (kernel, ends, in_turns) in cases {
+        let (compiled, text) = compiled(&kernel, "sm_90a");
+        assert!(text.contains(".reqnctapercluster 2"), "{text}");
+        assert_eq!(compiled.launch.as_ref().expect("a launch").block, if in_turns { 384 } else { 256 });
+        let mut inputs = integers(&kernel);
+        let rows = kernel.inputs[0].ty.dims[0];
+        let last = *ends.last().expect("an expert") as usize;
+        for (slot, data) in inputs.iter_mut().enumerate().take(2).filter(|(slot, _)| kernel.inputs[*slot].ty.dims[0] == rows) {
+            let line = data.len() / kernel.body.dims.size(rows) as usize;
+            assert!(last * line < data.len(), "of input {slot}");
+            data[last * line..].fill(f64::NAN);
+        }
+        inputs[2] = ends;
+        check_with(&kernel, &inputs, &[], 0.0);
+        every_line_is_needed(&kernel, "sm_90a", &inputs, &ordering, 10);
+    }
 }
 
 #[test]

@@ -26,7 +26,6 @@ use crate::build::stages::{Cluster, FEW_REGISTERS, Position, Stages, Turns, WARP
 use crate::build::swizzle::LINE;
 use crate::build::{Builder, Frame, IntBinary};
 use crate::gemm::product::Product;
-use crate::layout::div_ceil;
 use crate::{CompileError, Shape};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
@@ -38,7 +37,7 @@ const UNIT: i64 = 16;
 /// # Errors
 /// An op or dtype of the kernel is not supported.
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &WarpSpecializedPlan, name: &str) -> Result<(Shape, Launch), CompileError> {
-    let g = Gpu { b, kernel, product, tile: &plan.tile };
+    let g = Gpu { b, kernel, product, tile: &plan.tile, together: plan.cluster };
     let count = kernel.inputs.len() + kernel.outputs.len();
     let bounds = LaunchBounds { threads: (WARPGROUP + plan.tile.all_threads()) as u32, blocks: plan.tile.blocks, cluster: plan.cluster as u32 };
     b.kernel_of_specialized_warps(name, [count, kernel.scalars.len()], plan.maps.len(), bounds, |parameters| {
@@ -89,11 +88,6 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(depth - 1)), b.word(depth));
         [rounds, if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(self.g.repeats())) }]
-    }
-
-    /// The stages of a tile whose contracted elements nobody owns.
-    fn steps_of_tile(&self) -> i64 {
-        div_ceil(self.g.product.k.size, self.plan.tile.depth) * self.g.repeats()
     }
 
     /// The block's tile of those of the cluster that have a number.
@@ -173,27 +167,43 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         let wgmma = Wgmma::new(b, plan.factor, &plan.tile, transposed, in_team);
         let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(plan.sums_at())), [warp, in_team], &self.tensors);
         let position = self.stages.using();
-        let mut result = Ok(());
+        let (mut result, mut passed) = (Ok(()), Ok(()));
         let turns = plan.turns_at().map(|at| Turns::new(b, b.index_add(self.base, b.word(at)), team));
         self.scheduler.each(|number| {
+            let number = self.tile(number);
             let mut computes = || {
-                result = self.g.tile(self.tile(number), &self.tensors, &mut |part| {
+                result = self.g.tile(number, &self.tensors, &mut |part| {
                     let sums = self.sums(part, &wgmma, position, turns.as_ref());
                     rows.store(part, &sums, self.parameters.scalars)
                 });
             };
+            let passes = || {
+                passed = self.g.tile(number, &self.tensors, &mut |part| {
+                    self.pass(part, position);
+                    Ok(())
+                });
+            };
             match &turns {
                 None => computes(),
-                Some(turns) => turns.either(computes, || self.stages.pass(position, self.steps_of_tile())),
+                Some(turns) => turns.either(computes, passes),
             }
         });
-        result
+        result.and(passed)
     }
 
     /// The sums of a part.
     fn sums(&self, part: &TilePart<'c>, wgmma: &Wgmma<'c>, position: Position<'c>, turns: Option<&Turns<'_, 'c>>) -> Vec<Value<'c>> {
         let zero = wgmma.zero(self.g.b);
         self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, wgmma, position, turns))
+    }
+
+    /// Passes over the stages of a part that the other team computes.
+    fn pass(&self, part: &TilePart<'c>, position: Position<'c>) {
+        self.g.spans(part, vec![], &mut |part, repeat, none| {
+            let [_, steps] = self.steps(part, repeat);
+            self.stages.pass(position, steps);
+            none
+        });
     }
 
     /// Adds the products of contracted elements to sums. While the products of a stage run, it waits for those of the
@@ -229,7 +239,7 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
             sums
         });
         if let Some(turns) = turns {
-            turns.pass_on();
+            b.if_so(part.is_last, || turns.pass_on());
         }
         wgmma.finish(b);
         release(steps, self.stages.slot(position));
@@ -241,7 +251,8 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
     fn clear(&self, stage: Index<'c>, from: Index<'c>) {
         let (b, plan) = (self.g.b, self.plan);
         let (thread, threads) = (b.index_sub(b.thread(), b.word(WARPGROUP)), plan.tile.threads());
-        b.loop_over([thread, b.word(plan.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
+        let (team, in_team) = (b.index_div(thread, b.word(threads)), b.index_rem(thread, b.word(threads)));
+        b.loop_over([in_team, b.word(plan.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
             let line = b.index_div(b.index_rem(unit, b.word(SQUARE / UNIT)), b.word(LINE / UNIT));
             b.if_so(b.less(b.index_sub(from, b.word(1)), line), || {
                 b.store_shared(b.index_add(stage, b.index_mul(unit, b.word(UNIT))), &[b.word(0).into(); 4]);
@@ -250,6 +261,6 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         });
         // The fence makes the threads' writes visible to the matrix engine.
         b.asm(Instruction::FenceProxy, &[]);
-        b.barrier_of(threads);
+        b.barrier_of_team(team, threads);
     }
 }
